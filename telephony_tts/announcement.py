@@ -30,9 +30,10 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
     voice = voice_of_calls(served, settings)
     is_tls, has_tokens = server.tls.cert is not None, bool(server.tokens)
     say = shlex.join([*program(), "say", "Hello there.", "hello.wav", *speech_flags])
+    processes = f"{served.n_processes} processes, " if served.n_processes > 1 else ""
     lines = [
         "",
-        f"{PROGRAM} {version} is ready at {served.address}, voice {voice.engine}/{voice.name}",
+        f"{PROGRAM} {version} is ready at {served.address}, {processes}voice {voice.engine}/{voice.name}",
         "",
         f"In another terminal, type a sentence and get {_frames(settings)} frames:",
         f"    {shlex.join(_client(f'{served.address}/v1/stream', is_tls, has_tokens))}",

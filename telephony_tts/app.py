@@ -7,16 +7,21 @@ import importlib.metadata
 import importlib.util
 import ipaddress
 import math
+import socket
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from telephony_tts import event_loop, logs
 from telephony_tts.config import Config, lexicon_names
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
+from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.failover import Failover
@@ -27,6 +32,9 @@ from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.fronts.front import Front
+from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
+from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
@@ -47,6 +55,11 @@ if TYPE_CHECKING:
 _log = logs.get(__name__)
 
 _MB = 1_000_000
+_SHARED_START_S = 1_800.0
+"""A front waits so long for an engine that all fronts share. To time a machine and to load a model takes minutes; the
+supervisor reports an engine that cannot start."""
+_MOST_PROCESSES = 64
+"""As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024
 """OpenSSL's own limit."""
 
@@ -54,9 +67,12 @@ _WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
 """The reasons that OpenSSL gives for a wrong passphrase. Most versions give none."""
 
 
-def build_catalog(config: Config, phrases: PhraseStore | None = None) -> Catalog:
+def build_catalog(
+    config: Config, phrases: PhraseStore | None = None, shared: Mapping[str, str] = MappingProxyType({})
+) -> Catalog:
     """The engines of the configuration: the default first, then every other one that is installed. `phrases`: where
-    they are kept, if that is not the place of the configuration.
+    they are kept, if that is not the place of the configuration. `shared`: the addresses of engines that run in a
+    process of their own for several fronts.
 
     A route to an engine that is not installed is dropped. Its text then goes to the default engine, which refuses it
     with a clear message.
@@ -64,6 +80,8 @@ def build_catalog(config: Config, phrases: PhraseStore | None = None) -> Catalog
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
     makers = _makers(config)
+    for name, address in shared.items():
+        makers[name] = partial(_shared_engine, config, name, address)
     detects = config.speech.detect_language and installed("py3langid")
     engines = [makers[name]() for name in wanted]
     if config.phrases.enabled:
@@ -195,6 +213,25 @@ def ray_engine(config: Config) -> RayEngine:
     )
 
 
+def _shared_engine(config: Config, name: str, address: str) -> Engine:
+    """The engine `name`, which another process of this server runs."""
+    from telephony_tts.engines.remote.client import RemoteEngine
+
+    engines = config.engines
+    return RemoteEngine(
+        name,
+        (address,),
+        start_timeout_s=_SHARED_START_S,
+        wait_ready_s=engines.restart_wait_s,
+        first_audio_timeout_ms=engines.first_audio_timeout_ms,
+    )
+
+
+def local_engine(config: Config, name: str) -> Engine:
+    """The engine `name` in this process."""
+    return _makers(config)[name]()
+
+
 def served_engine(config: Config) -> Engine:
     """The default engine, for an engine server. Raises ConfigError if that is an engine of another process."""
     name = config.engines.default
@@ -275,19 +312,27 @@ def voice_directory(config: Config) -> Path | None:
     return Path(settings.model) / "voices" if settings.model is not None else None
 
 
-def voice_service(config: Config, catalog: Catalog) -> VoiceService | None:
-    """What adds and removes voices while the server runs. None without CosyVoice2."""
+def voice_service(
+    config: Config, catalog: Catalog, shared: Mapping[str, str] = MappingProxyType({})
+) -> VoiceService | None:
+    """What adds and removes voices while the server runs. None without CosyVoice2. `shared`: see `build_catalog`."""
     directory, settings = voice_directory(config), config.engines.cosyvoice2
     if directory is None or settings.model is None:
         return None
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 
-    bare = (engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines)
+    made_by = f"telephony-tts {version()}"
+    bare = [engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines]
+    if "cosyvoice2" in shared:
+        voices = SharedVoices(cast(HasVoices, next(engine for engine in bare if engine.name == "cosyvoice2")))
+        return VoiceService(
+            voices, Path(settings.model), directory, spoken, n_prompts=settings.prompts, made_by=made_by,
+            until_known=voices.until_known,
+        )  # fmt: skip
     engine = next((engine for engine in bare if isinstance(engine, CosyVoice2Engine)), None)
     if engine is None:
         return None
-    made_by = f"telephony-tts {version()}"
     return VoiceService(engine, Path(settings.model), directory, spoken, n_prompts=settings.prompts, made_by=made_by)
 
 
@@ -445,6 +490,7 @@ class Served:
     port: int
     voices: tuple[Voice, ...]
     stats: dict[str, EngineStats]
+    n_processes: int = 1
 
 
 def _host_here(host: str) -> str:
@@ -461,10 +507,21 @@ def _host_here(host: str) -> str:
     return host if ip.version == 4 else f"[{host}]"
 
 
-async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
+async def serve(
+    config: Config,
+    announce: Callable[[Served], None] | None = None,
+    front: Front | None = None,
+    sockets: Sequence[socket.socket] = (),
+    *,
+    listens_at_once: bool = True,
+    shared: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait.
 
     It listens before its engines are loaded. So a port in use is reported at once, and /readyz is 503 while they load.
+
+    `front`: this process is one of several, and listens on `sockets`. One that replaces another does not listen at
+    once: the others answer until it can speak. `shared`: see `build_catalog`.
     """
     lexicons = open_lexicons(config)
     settings = transport_settings(config, lexicons)
@@ -475,17 +532,22 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
     elif settings.speech.caller.answering_machine:
         _load_voice_model("caller.answering_machine")
     recordings = open_recordings(config)
-    catalog = build_catalog(config)
-    server = Server(settings, catalog)
+    catalog = build_catalog(config, shared=shared)
+    server = Server(settings, catalog, front)
     server.registry.recordings = recordings
-    voices = voice_service(config, catalog)
+    voices = voice_service(config, catalog, shared)
     server.http = http_server(server, voices)
     watch = None
     if lexicons is not None and config.lexicons.check_s:
         watch = asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s))
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
-            async with server.running(ready=False):
+            async with AsyncExitStack() as stack:
+                if front is not None:
+                    await stack.enter_async_context(front.listening(server.adopt, server.refresh_gauges))
+                await stack.enter_async_context(
+                    server.running(ready=False, sockets=sockets, listens_at_once=listens_at_once)
+                )
                 _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
                 if not await unless_stopped(stop, catalog.start()):
                     _log.info("stopped_before_ready")
@@ -493,6 +555,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 catalog.resolve(settings.speech.voice, None, "")
                 event_loop.settle()
                 server.ready = True
+                await server.start_listening()
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{_host_here(settings.server.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
@@ -561,7 +624,58 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -
 
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
-    """Run `serve`, on uvloop if it is installed."""
+    """Run `serve`, on uvloop if it is installed; with several processes, run it in each of them."""
     logs.setup(config.log)
+    n = n_processes(config)
+    if n > 1:
+        event_loop.run(_supervise(config, n, announce))
+        return
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))
+
+
+def n_processes(config: Config) -> int:
+    """How many front processes `serve` runs. A quota of the container counts, rounded down."""
+    wanted = config.server.processes
+    if wanted != "auto":
+        return wanted
+    share = cpu_share()
+    return max(1, min(share.n_cpus, _MOST_PROCESSES, math.floor(share.quota or share.n_cpus)))
+
+
+async def _supervise(config: Config, n: int, announce: Callable[[Served], None] | None) -> None:
+    """Run `n` fronts. What can be wrong with the settings is checked here, so that it is reported once."""
+    transport_settings(config, open_lexicons(config))
+    shared_engine = None
+    if config.engines.cosyvoice2.model is not None:
+        # One for all fronts: a model takes gigabytes, and batches of all calls are the fastest.
+        need_torch()
+        need_grpc()
+        shared_engine = ("cosyvoice2", config)
+
+    def tell(served: Served) -> None:
+        if announce is not None:
+            announce(replace(served, n_processes=n))
+
+    server = config.server
+    configs = [config_of_front(config, number, n) for number in range(n)]
+    await supervise(configs, server.host, server.port, server.drain_s, server.runtime_folder, tell, shared_engine)
+
+
+def config_of_front(config: Config, number: int, n: int) -> Config:
+    """The configuration of one of `n` fronts: its part of the engines' threads, and of the memory for audio."""
+
+    def part(whole: int) -> int:
+        return max(1, whole // n + (number < whole % n))
+
+    engines, phrases, sounds = config.engines, config.phrases, config.sounds
+    return replace(
+        config,
+        engines=replace(
+            engines,
+            hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
+            espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
+        ),
+        phrases=replace(phrases, memory_mb=part(phrases.memory_mb)),
+        sounds=replace(sounds, memory_mb=part(sounds.memory_mb)),
+    )

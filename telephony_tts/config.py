@@ -269,6 +269,7 @@ _PATHS = (
     "server.tls.cert",
     "server.tls.key",
     "server.tls.passphrase_file",
+    "server.runtime_folder",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
     "phrases.folder",
@@ -309,6 +310,8 @@ def load(
     for name, file in (("cert", tls.cert), ("key", tls.key), ("passphrase_file", tls.passphrase_file)):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             problems.append(f"server.tls.{name}: cannot read {file}")
+    if server.runtime_folder is not None and not os.path.isdir(server.runtime_folder):
+        problems.append(f"server.runtime_folder: no folder {server.runtime_folder}")
     if config.sounds.folder is not None and not os.path.isdir(config.sounds.folder):
         problems.append(f"sounds.folder: no folder {config.sounds.folder}")
     raise_problems(path, problems)

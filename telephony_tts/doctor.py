@@ -18,6 +18,7 @@ from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError
+from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.session.settings import SessionSettings
 
 DRIVER_S = 10.0
@@ -62,7 +63,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     state, what, detail = _server(settings)
     line(state, what, detail)
     failed = failed or state == "broken"
-    for state, what, detail in _folders(settings):
+    for state, what, detail in (*_processes(settings), *_folders(settings)):
         line(state, what, detail)
         failed = failed or (state == "broken" and what != "sounds.folder")
     for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
@@ -93,6 +94,24 @@ def _server(settings: config.Config) -> tuple[str, str, str]:
         return "ok", "server", "asks for a token"
     who = "programs on this machine" if app.why_tokens_are_needed(settings) is None else "everyone who can reach it"
     return "ok", "server", f"without a token, open to {who}"
+
+
+def _processes(settings: config.Config) -> Iterator[tuple[str, str, str]]:
+    """How many front processes there are, and whether they have a place for what they share."""
+    n = app.n_processes(settings)
+    if n == 1 and settings.server.processes == 1:
+        return
+    why = "auto: one for each core" if settings.server.processes == "auto" else "server.processes"
+    yield "ok", "processes", f"{n} ({why})"
+    if n == 1:
+        return
+    try:
+        folder = RuntimeFolder.make(settings.server.runtime_folder)
+    except ConfigError as error:
+        yield "broken", "runtime folder", error.message
+        return
+    yield "ok", "runtime folder", str(folder.path.parent)
+    folder.remove()
 
 
 def _folders(settings: config.Config) -> Iterator[tuple[str, str, str]]:

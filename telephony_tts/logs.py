@@ -205,12 +205,20 @@ class TextFormatter(logging.Formatter):
         return line
 
 
-def setup(settings: LogConfig, stream: TextIO | None = None) -> None:
-    """Send all log lines of the process to `stream` (standard error by default). A second call replaces the first."""
+def setup(settings: LogConfig, stream: TextIO | None = None, **fields: object) -> None:
+    """Send all log lines of the process to `stream` (standard error by default), each with `fields`. A second call
+    replaces the first."""
     formatter = JsonFormatter if settings.format == "json" else TextFormatter
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.name = "telephony_tts"
     handler.setFormatter(formatter(spoken_text=settings.spoken_text))
+    if fields:
+
+        def add_fields(record: logging.LogRecord) -> bool:
+            vars(record).update(fields)
+            return True
+
+        handler.addFilter(add_fields)
     root = logging.getLogger()
     for old in [old for old in root.handlers if old.name == handler.name]:
         root.removeHandler(old)

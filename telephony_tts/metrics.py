@@ -70,6 +70,7 @@ PAUSE_REASONS = ("bot", "barge_in")
 DTMF_WAYS = ("message", "tones")
 SOUND_OUTCOMES = ("played", "failed")
 RECORDING_ENDS = ("stopped", "call_ended", "max_s", "max_mb", "disk_full", "write_failed")
+MOVES = ("call", "start", "load")
 REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
@@ -80,6 +81,16 @@ LATENESS_BUCKETS_MS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000)
 CALLS_LIVE = Gauge("telephony_tts_calls_live", "Calls now, by media kind.", ["media"], registry=REGISTRY)
 CALLS = Counter("telephony_tts_calls_total", "Calls accepted, by media kind.", ["media"], registry=REGISTRY)
 REFUSED = Counter("telephony_tts_refused_total", "Connections refused, by reason.", ["reason"], registry=REGISTRY)
+
+FRONTS = Gauge("telephony_tts_fronts", "Processes of the server that are running.", registry=REGISTRY)
+FRONTS.set(1)
+MOVED = Counter(
+    "telephony_tts_connections_moved_total",
+    "Connections that were moved to another process of the server: it has their call, known from the address (call) or "
+    "from the first messages (start), or it has less to do (load).",
+    ["why"],
+    registry=REGISTRY,
+)
 
 # ------------------------------------------------------------------------ turns
 
@@ -229,6 +240,7 @@ for _metric, _values in (
     (CALLS_LIVE, MEDIA_KINDS),
     (CALLS, MEDIA_KINDS),
     (REFUSED, REFUSALS),
+    (MOVED, MOVES),
     (TURNS, OUTCOMES),
     (MARKS, MARK_STATES),
     (CALLER_SPEECH, SPEECH_OUTCOMES),

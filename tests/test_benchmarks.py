@@ -17,6 +17,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
+    "processes",
 )  # fmt: skip
 
 pytestmark = [
@@ -67,6 +68,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     if name == "capacity":
         assert results["cost"]["rounds"][0]["ours"]["ours"]["frames"] > 0
         assert results["ramp"][0]["frames"] > 0 and results["ramp"][0]["errors"] == []
+    elif name == "processes":
+        assert [w["processes"] for w in results["fronts"]["windows"]] == [1, 2]
+        assert all(w["frames"] > 0 and w["errors"] == [] for w in results["fronts"]["windows"])
     elif name == "first_audio":
         assert results[0]["seen_ms"]["n"] > 0 and results[0]["failed"] == []
     elif name == "barge_in":

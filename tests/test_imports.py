@@ -124,6 +124,16 @@ TABLE: dict[str, Row] = {
     ),
     # Reads files in threads.
     "telephony_tts.transport.sound_store": row("errors metrics daemon_pool audio transport.settings"),
+    # The processes of one server. They share no memory but the runtime folder's.
+    "telephony_tts.fronts": row("errors logs metrics clock transport.fronts"),
+    "telephony_tts.fronts.spreading": row("transport.fronts", not_stdlib=TASKS | IO),
+    "telephony_tts.fronts.restarts": row("clock", not_stdlib=TASKS | IO),
+    "telephony_tts.fronts.metrics_of_all": row(outside="prometheus_client", not_stdlib=TASKS | IO),
+    "telephony_tts.fronts.supervisor": row("errors logs clock event_loop"),
+    # A composition root of its own: a front is the whole server.
+    "telephony_tts.fronts.front_process": EVERYTHING,
+    "telephony_tts.fronts.shared_engine_process": EVERYTHING,
+    "telephony_tts.fronts.shared_voices": row("engines.api"),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),

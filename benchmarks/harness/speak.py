@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.calls import FRAME_S, BotPeer, MediaPeer
 from harness.lateness import frame_lateness_ms, lateness_between, server_lateness, watch_timers
-from harness.process import cpu_times_s, stolen_s
+from harness.process import family_cpu_times_s, stolen_s
 from harness.report import percentiles
 
 _SLOTS = 20
@@ -26,11 +26,11 @@ async def run(spec: dict[str, Any]) -> dict[str, Any]:
     lag = asyncio.create_task(watch_timers(lag_ms))
     await asyncio.sleep(spec["warm_s"])
     before = {} if is_bare else await server_lateness(spec["port"])
-    begun_ns, cpu, own = time.monotonic_ns(), cpu_times_s(spec["server_pid"]), _own_s()
+    begun_ns, cpu, own = time.monotonic_ns(), family_cpu_times_s(spec["server_pid"]), _own_s()
     stolen = stolen_s()
     await asyncio.sleep(spec["seconds"])
     stolen = stolen_s() - stolen
-    ended_ns, cpu_end, own_end = time.monotonic_ns(), cpu_times_s(spec["server_pid"]), _own_s()
+    ended_ns, cpu_end, own_end = time.monotonic_ns(), family_cpu_times_s(spec["server_pid"]), _own_s()
     after = {} if is_bare else await server_lateness(spec["port"])
     lag.cancel()
     if inbound is not None:

@@ -86,7 +86,7 @@ class WebSocketServerMedia:
     async def _have_dialled(self, url: str, call: str) -> None:
         """Ask the server to dial `url`, and stay until that connection ends. Raises nothing."""
         try:
-            leg = await s.join(replace(self._server, url=dial_url(self._server.url, url)))
+            leg = await s.join(replace(self._server, url=dial_url(self._server.url, url, call)))
             try:
                 await asyncio.wait((leg.left,))
                 code = leg.close_code
@@ -120,12 +120,14 @@ def media_of(ari: AriConfig, server: TtsServerConfig, over: OnOver, on_digits: O
     return WebSocketClientMedia(ari) if ari.media == "websocket_client" else WebSocketServerMedia(ari, server, over)
 
 
-def dial_url(server_url: str, asterisk_url: str) -> str:
-    """The request to the server to dial `asterisk_url`. `server_url` is the address of its /media/native."""
+def dial_url(server_url: str, asterisk_url: str, call: str) -> str:
+    """The request to the server to dial `asterisk_url`. `server_url` is the address of its /media/native. `call` is the
+    call's name: a server of several processes must know it before it dials."""
     parts = urlsplit(server_url)
     path = parts.path.removesuffix("/").removesuffix("/media/native") + "/media/asterisk"
     query = f"{parts.query}&" if parts.query else ""
-    return urlunsplit((parts.scheme, parts.netloc, path, f"{query}dial={quote(asterisk_url, safe='')}", ""))
+    query += f"dial={quote(asterisk_url, safe='')}&call={quote(call, safe='')}"
+    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
 
 
 def _websocket(format: str) -> dict[str, str]:

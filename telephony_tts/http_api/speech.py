@@ -94,7 +94,7 @@ class SpeechStreams:
             why = "draining" if server.draining else "starting"
             raise Busy(f"the server is {why}", retry_after_ms=server.catalog.retry_after_ms or 5_000)
         limit = server.settings.vendors.http_streams
-        if server.registry.n_requests >= limit:
+        if server.registry.n_requests_of_all >= limit:
             raise Busy(f"{limit} HTTP requests are being spoken, which is the limit", retry_after_ms=2_000)
 
 

@@ -94,6 +94,8 @@ class Call:
         self._over = asyncio.Event()
         self._end: tuple[int, str] | None = None
         self.started = asyncio.Event()
+        self.on_over: Callable[[], None] | None = None
+        """Called when the call is over: its id is free."""
         self.bot: Leg | None = None
         self.media: Leg | None = None
         self._encode_bot: Callable[[m.ToBot | m.Frame], Wire | None] | None = None
@@ -231,6 +233,8 @@ class Call:
             if leg is not None:
                 leg.end(code, reason)
         self._over.set()
+        if self.on_over is not None:
+            self.on_over()
 
     def crash(self) -> None:
         """End the call after an internal error, inside an `except` block. Other calls go on."""

@@ -251,6 +251,11 @@ class CallConnection(DirectConnection, ServerConnection):
     may_begin = False
     """Admitted as a new call. Otherwise it may only join a call."""
 
+    @property
+    def own_host(self) -> str:
+        """The address of ours that the peer has connected to."""
+        return str(self.local_address[0])
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head: RequestHead | None = RequestHead()

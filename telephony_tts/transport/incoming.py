@@ -6,16 +6,23 @@ next request.
 
 To begin an HTTP request takes about a millisecond. `OnePerRound` keeps hundreds that arrive at once from delaying the
 frames of calls.
+
+In a server with several fronts the head also decides which front serves the request (`Route`). Then the connection
+leaves this process before anything was answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
+from telephony_tts.transport.fronts import MovedSocket
+from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
 
 KEEP_ALIVE_S = 30.0
@@ -37,6 +44,11 @@ class HttpSide(Protocol):
 
     async def close(self) -> None:
         """End all requests."""
+
+
+Route = Callable[["IncomingConnection", RequestHead], bool]
+"""Decides where a request is served, when its head is complete. True if another front serves it: then it has called
+`take_away` soon, and this object does nothing more."""
 
 
 class OnePerRound:
@@ -71,8 +83,18 @@ class IncomingConnection(asyncio.Protocol):
         begin_http: OnePerRound,
         open_timeout_s: float,
         protocol: object,
+        route: Route | None = None,
+        moved: MovedSocket | None = None,
     ) -> None:
-        """`begin_http` is shared by all connections. `protocol` is the WebSocket library's object for this one."""
+        """`begin_http` is shared by all connections. `protocol` is the WebSocket library's object for this one.
+
+        `moved`: another front gave the connection away, with the bytes of its request so far.
+        """
+        self.moved = moved
+        self._route = route
+        self._is_decided = False
+        """The head is complete. What comes now belongs to whoever serves it."""
+        self._lost: asyncio.Future[None] | None = None
         self.protocol = protocol  # the library looks for it here when it chooses a subprotocol
         self._websocket = websocket
         self._http = http
@@ -87,11 +109,15 @@ class IncomingConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, self.transport.abort)
+        if self.moved is not None:
+            # Now: uvloop reads as soon as this returns.
+            self.data_received(self.moved.read)
 
     def take_back(self, transport: asyncio.Transport, data: bytes) -> None:
         """Decide about the next request of a connection. `data` are the bytes of it that are there already."""
         self.transport = transport
-        self._head = RequestHead(any_method=True)
+        self.moved = None
+        self._head, self._is_decided = RequestHead(any_method=True), False
         self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._end_idle)
         transport.set_protocol(self)
         if data:
@@ -103,9 +129,12 @@ class IncomingConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._bytes += data
-        if not self._head.feed(data):
+        if self._is_decided or not self._head.feed(data):
             return
-        if not self._is_http():
+        self._is_decided = True
+        if self._route is not None and self._head.flaw is None and self._route(self, self._head):
+            return
+        if not self.is_http:
             self._hand_over(False)
         elif self.transport is not None:
             self._stop_timer()
@@ -121,12 +150,52 @@ class IncomingConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self.transport = None
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
 
-    def _is_http(self) -> bool:
+    @property
+    def is_websocket(self) -> bool:
+        """Whether the complete head asks for a WebSocket."""
+        return any("websocket" in value.lower() for value in self._head.values("upgrade"))
+
+    @property
+    def is_http(self) -> bool:
+        """Whether the request belongs to HTTP's own server."""
         head = self._head
-        if head.flaw is not None or any("websocket" in value.lower() for value in head.values("upgrade")):
-            return False
-        return self._http.owns(head.target.partition("?")[0])
+        return head.flaw is None and not self.is_websocket and self._http.owns(head.target.partition("?")[0])
+
+    @property
+    def is_tls(self) -> bool:
+        return self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
+
+    def stop_reading(self) -> None:
+        """The request will be moved: its bytes stay where they are."""
+        self._stop_timer()
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    async def take_away(
+        self, relays: Callable[[Relay], None], slow_s: float
+    ) -> tuple[socket.socket, MovedSocket] | None:
+        """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
+        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
+        relay's ends may take no data."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return None
+        n_moves = 0 if self.moved is None else self.moved.n_moves
+        local, remote = (self.moved.local, self.moved.remote) if self.moved is not None else addresses(transport)
+        if self.is_tls:
+            relay = Relay(slow_s)
+            sock = await relay.open(transport)
+            self.transport = None
+            relays(relay)
+        else:
+            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._lost = asyncio.get_running_loop().create_future()
+            transport.close()  # behind the rest of an earlier response; the copy of the socket stays open
+            await self._lost
+        return sock, MovedSocket("request", n_moves + 1, local, remote, bytes(self._bytes))
 
     def _hand_over(self, is_http: bool) -> asyncio.Protocol | None:
         transport, self.transport = self.transport, None
@@ -147,3 +216,9 @@ class IncomingConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def addresses(transport: asyncio.BaseTransport) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Our address and the peer's: host and port. A Unix socket has neither."""
+    ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
+    return (ours[:2] if isinstance(ours, tuple) else ("", 0)), (theirs[:2] if isinstance(theirs, tuple) else ("", 0))

@@ -11,6 +11,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
+from telephony_tts.transport.fronts import ClaimFailed
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call
@@ -71,9 +72,19 @@ async def serve_media(
             await leg.refuse(4401, "a token is needed as a stream parameter")
             return
         # It did not count as an arriving call before, so the limit is checked now.
-        may_begin = may_begin and registry.n_calls < settings.limits.calls
+        may_begin = may_begin and registry.n_calls_of_all < settings.limits.calls
     call = registry.find(start.call)
     if call is None:
+        if isinstance(connection, CallConnection):
+            connection.may_begin = may_begin  # the front that has the call asks no more
+        try:
+            if await registry.moved_to_owner(start.call, connection):
+                return
+        except ClaimFailed as error:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.error("refused", call=start.call, reason="busy", leg="media", why=error.message)
+            await leg.refuse(1013, error.message)
+            return
         if not may_begin or registry.draining:
             # It was let in because a call waits for its media leg, but that call is another one.
             reason = "draining" if registry.draining else "busy"
@@ -89,8 +100,10 @@ async def serve_media(
         connection.log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
         await leg.refuse(4409, "the call already has a media leg")
         return
+    registry.joined(connection)
     try:
         leg.attach(call, start)
+        registry.changed()  # the call does not wait for its media leg any more
         await call.started.wait()
         if call.bot is None and not call.over:
             if settings.bot.url is not None:

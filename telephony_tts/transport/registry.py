@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from telephony_tts.recording.live import Recordings
 from telephony_tts.transport.call import Call
+from telephony_tts.transport.connection import DirectConnection
+from telephony_tts.transport.front_connection import FrontConnection
+from telephony_tts.transport.fronts import ClaimFailed, Fronts
 
 
 class Registry:
@@ -13,6 +17,9 @@ class Registry:
 
     A call that is over may still be closing its engine or a socket. It then counts in `len` but is not found any more:
     its id is free for the next stream of the same telephone call.
+
+    With `fronts` it has the calls of one of several processes. The id of each call is claimed, so that no other process
+    begins the same call.
     """
 
     def __init__(self) -> None:
@@ -21,8 +28,13 @@ class Registry:
         """Where calls are recorded, if the settings say so. None without a folder."""
         self.draining = False
         """No new calls are taken. Legs may still join live calls."""
-        self.n_arriving = 0
-        """How many media legs have not said yet which call they belong to."""
+        self.fronts: Fronts | None = None
+        """The other processes of this server."""
+        self.move: Callable[[DirectConnection, str], Awaitable[None]] | None = None
+        """Moves a connection to another front. Raises ClaimFailed if it cannot be moved."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when the numbers of calls have changed, which other processes must know."""
+        self._n_arriving = 0
         self._calls: dict[str, Call] = {}
         self._alive: set[Call] = set()
         self._empty = asyncio.Event()
@@ -41,6 +53,31 @@ class Registry:
         """How many of the calls are HTTP requests, which have a limit of their own."""
         return sum(call.kind == "http" for call in self._alive)
 
+    @property
+    def n_arriving(self) -> int:
+        """How many media legs have not said yet which call they belong to."""
+        return self._n_arriving
+
+    @n_arriving.setter
+    def n_arriving(self, n: int) -> None:
+        self._n_arriving = n
+        self.changed()
+
+    @property
+    def n_calls_of_all(self) -> int:
+        """`n_calls` of all processes of this server together."""
+        return self.n_calls + (0 if self.fronts is None else self.fronts.others().n_calls)
+
+    @property
+    def n_requests_of_all(self) -> int:
+        """`n_requests` of all processes of this server together."""
+        return self.n_requests + (0 if self.fronts is None else self.fronts.others().n_requests)
+
+    @property
+    def n_arriving_of_all(self) -> int:
+        """`n_arriving` of all processes of this server together."""
+        return self.n_arriving + (0 if self.fronts is None else self.fronts.others().n_arriving)
+
     def find(self, call_id: str) -> Call | None:
         call = self._calls.get(call_id)
         return None if call is None or call.over else call
@@ -53,14 +90,54 @@ class Registry:
         """True if a call waits for its media leg."""
         return any(call.media is None and call.kind != "stream" and not call.over for call in self._alive)
 
+    @property
+    def awaits_media_of_all(self) -> bool:
+        """`awaits_media` of any process of this server."""
+        return self.awaits_media or (self.fronts is not None and self.fronts.others().awaits_media)
+
+    async def moved_to_owner(self, call_id: str, connection: DirectConnection) -> bool:
+        """Claim the id of a call that is not here, as long as the connection is open. True if another process has
+        claimed it: the connection was moved there, and nothing is left to do.
+
+        Raises ClaimFailed if the id can neither be claimed nor the connection be moved. It does not suspend if it
+        returns False.
+        """
+        if self.fronts is None:
+            return False
+        owner = self.claim(call_id, connection)
+        if owner is None:
+            return False
+        assert self.move is not None
+        await self.move(connection, owner)
+        return True
+
+    def joined(self, connection: DirectConnection) -> None:
+        """The connection is about to join a call of this process."""
+        if isinstance(connection, FrontConnection):
+            connection.settle()
+
+    def claim(self, call_id: str, connection: DirectConnection) -> str | None:
+        """Claim an id as long as the connection is open. Returns the other process that has claimed it already. Raises
+        ClaimFailed."""
+        fronts = self.fronts
+        assert fronts is not None
+        owner = fronts.claim(call_id)
+        if owner is None:
+            connection.left.add_done_callback(lambda _left: fronts.release(call_id))
+        return owner
+
     async def start(self, call: Call) -> None:
         """Start the call. Legs can join at once, so another leg may have joined when this returns."""
         self.begin(call)
         await call.started.wait()
 
     def begin(self, call: Call) -> None:
-        """The same without waiting: the call runs in the loop's next round, and does then what its legs asked for."""
+        """The same without waiting: the call runs in the loop's next round, and does then what its legs asked for.
+
+        Raises ClaimFailed if another process of this server has the call."""
         assert self.group is not None and self.find(call.id) is None
+        if self.fronts is not None:
+            self._own(call, self.fronts)
         self._calls[call.id] = call
         self._alive.add(call)
         self._empty.clear()
@@ -69,6 +146,20 @@ class Registry:
             if self.recordings.settings.calls == "all":
                 call.record("start")
         self.group.create_task(self._run(call), name=f"call {call.id}")
+        self.changed()
+
+    def _own(self, call: Call, fronts: Fronts) -> None:
+        """Claim the call's id until the call is over. A connection of the call has claimed it before; an HTTP request
+        that begins a call has not. Raises ClaimFailed."""
+        if call.kind != "http" and fronts.claim(call.id) is not None:
+            raise ClaimFailed(f"another process of this server has just begun call {call.id}; try again")
+
+        def over() -> None:
+            if call.kind != "http":
+                fronts.release(call.id)
+            self.changed()
+
+        call.on_over = over
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
@@ -85,3 +176,4 @@ class Registry:
             self._alive.discard(call)
             if not self._alive:
                 self._empty.set()
+            self.changed()

@@ -87,6 +87,10 @@ class RequestHead:
         """Every value of a header, in order; `name` is in small letters. Bytes outside ASCII are read as Latin-1."""
         return [value.decode("latin-1") for each, value in self._headers if each == name.encode()]
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """All headers in order: names in small letters, and values as `values` has them."""
+        return [(name.decode(), value.decode("latin-1")) for name, value in self._headers]
+
     def feed(self, data: bytes) -> bool:
         """Take bytes. True if the head is complete or known to be wrong; do not call it again then."""
         if not self.begun and not _FIRST_BYTE.match(data):

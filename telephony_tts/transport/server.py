@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -25,7 +26,8 @@ from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
-from websockets.protocol import CONNECTING
+from websockets.protocol import CONNECTING, OPEN
+from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
@@ -36,14 +38,19 @@ from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
+from telephony_tts.transport.call_address import call_in, call_of_http
 from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
-from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
+from telephony_tts.transport.front_connection import FrontConnection
+from telephony_tts.transport.fronts import MAX_MOVES, ClaimFailed, FrontGone, FrontLoad, Fronts, MovedSocket
 from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.transport.incoming import HttpSide, IncomingConnection, OnePerRound
 from telephony_tts.transport.jambonz_leg import JambonzLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
 from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.relay import Relay
+from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.transport.vendor_leg import (
@@ -76,21 +83,32 @@ _MAX_NONCES = 65_536
 class Server:
     """Serves calls until told to drain. While `ready` is False, /readyz is 503 and new calls are refused."""
 
-    def __init__(self, settings: TransportSettings, catalog: EngineCatalog) -> None:
+    def __init__(self, settings: TransportSettings, catalog: EngineCatalog, fronts: Fronts | None = None) -> None:
+        """`fronts`: the other processes of this server, if it has several. Then `http` is needed."""
         self.settings = settings
         self.http: HttpSide | None = None
         """Serves HTTP requests that are not for a WebSocket. Set it before `running`."""
         self.catalog = catalog
         self.registry = Registry()
+        self._fronts = self.registry.fronts = fronts
+        if fronts is not None:
+            self.registry.move, self.registry.changed = self._move_leg, self._publish
+        self._n_sockets = 0
+        """WebSocket connections, which are counted for other fronts only."""
+        self._relays: set[Relay] = set()
+        """TLS connections whose calls other fronts have."""
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.outside_calls()
         self.outside_log = self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
         genesys = settings.genesys
-        self._genesys = SignatureVerifier(genesys.api_key, genesys.secret) if genesys.api_key is not None else None
-        self.ready = False
+        self._genesys: SignatureVerifier | None = None
+        if genesys.api_key is not None:
+            self._genesys = SignatureVerifier(genesys.api_key, genesys.secret, self._is_new)
+        self._ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
+        self._more_listeners: list[asyncio.Server] = []
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._begin_http = OnePerRound()
@@ -111,21 +129,35 @@ class Server:
         return self.registry.draining
 
     @property
+    def ready(self) -> bool:
+        return self._ready
+
+    @ready.setter
+    def ready(self, flag: bool) -> None:
+        self._ready = flag
+        self._publish()
+
+    @property
     def is_ready(self) -> bool:
         """Whether calls can be taken: `ready` is set, and the default engine is neither stalled nor restarting."""
         return self.ready and self.catalog.is_ready
 
     @asynccontextmanager
-    async def running(self, ready: bool = True) -> AsyncIterator[Server]:
+    async def running(
+        self, ready: bool = True, sockets: Sequence[socket.socket] = (), *, listens_at_once: bool = True
+    ) -> AsyncIterator[Server]:
         """Listen while the context lasts, then drain and close. Raises OSError for a port in use.
 
-        Unless `ready`, it only answers /healthz and /readyz until `ready` is set.
+        Unless `ready`, it only answers /healthz and /readyz until `ready` is set. With `sockets`, which are bound, it
+        listens there and not at the address of the settings. Unless `listens_at_once`, it waits for `start_listening`.
         """
         settings = self.settings.server
+        where: dict[str, Any] = {"host": settings.host, "port": settings.port, "reuse_address": True}
+        if sockets:
+            where = {"sock": sockets[0]}
         listener = self._listener = await serve(
             self._handle,
-            settings.host,
-            settings.port,
+            **where,
             ssl=self.settings.tls,
             compression=None,
             process_request=self._answer,
@@ -133,20 +165,24 @@ class Server:
             select_subprotocol=_any_subprotocol,
             create_connection=self._connection,  # type: ignore[arg-type]  # documented: "a wrapper or a subclass"
             max_size=settings.max_message_bytes,
-            ping_interval=settings.ping_interval_s,
-            ping_timeout=settings.ping_interval_s,
-            close_timeout=_CLOSE_TIMEOUT_S,
+            **self._timing,
             open_timeout=_OPEN_TIMEOUT_S,
             server_header=None,
-            logger=logs.get("websockets.server").limited(self._limit),
-            reuse_address=True,
+            logger=self._library_log,
             start_serving=False,
         )
+        more = self._more_listeners = [
+            await asyncio.get_running_loop().create_server(
+                self._accepted, sock=sock, ssl=self.settings.tls, start_serving=False
+            )
+            for sock in sockets[1:]
+        ]
         async with asyncio.TaskGroup() as group:
             self.registry.group = group
             lag = group.create_task(self._watch_lag(), name="loop lag")
             try:
-                await listener.start_serving()
+                if listens_at_once:
+                    await self.start_listening()
                 self.ready = ready
                 yield self
             finally:
@@ -157,6 +193,10 @@ class Server:
                 if self.http is not None:
                     await self.http.close()
                 listener.close()
+                for each in more:
+                    each.close()
+                for relay in self._relays:
+                    relay.abort()
                 for incoming in self._incoming:
                     if incoming.transport is not None:
                         incoming.transport.abort()
@@ -169,17 +209,44 @@ class Server:
                 if self._limit.n_left_out:
                     self._outside_log.summary("lines_left_out", of="connections that are not part of a call")
 
-    def _connection(self, *args: Any, **kwargs: Any) -> asyncio.Protocol:
-        """The protocol of a connection that was just accepted."""
-        if self.http is None:
-            return self._websocket(*args, **kwargs)
-        websocket = partial(self._websocket, *args, **kwargs)
-        incoming = IncomingConnection(websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0])
+    async def start_listening(self) -> None:
+        """Accept connections from now on. Idempotent."""
+        assert self._listener is not None
+        await self._listener.start_serving()
+        for each in self._more_listeners:
+            await each.start_serving()
+
+    @property
+    def _timing(self) -> dict[str, Any]:
+        """How long a connection may be silent, and how long it may take to close."""
+        ping_s = self.settings.server.ping_interval_s
+        return {"ping_interval": ping_s, "ping_timeout": ping_s, "close_timeout": _CLOSE_TIMEOUT_S}
+
+    @property
+    def _library_log(self) -> logs.EventLogger:
+        return logs.get("websockets.server").limited(self._limit)
+
+    def _connection(self, *args: Any, moved: MovedSocket | None = None, **kwargs: Any) -> Any:
+        """The protocol of a connection that was just accepted, or that another front gave to this one."""
+        if self.http is None or (moved is not None and moved.stage == "leg"):
+            return self._websocket(*args, moved=moved, **kwargs)
+        route = None if self._fronts is None else self._route
+        websocket = partial(self._websocket, *args, moved=moved, **kwargs)
+        incoming = IncomingConnection(
+            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0], route=route, moved=moved
+        )
         self._incoming.add(incoming)
         return incoming
 
-    def _websocket(self, *args: Any, **kwargs: Any) -> CallConnection:
-        connection = CallConnection(*args, **kwargs)
+    def _websocket(self, *args: Any, moved: MovedSocket | None = None, **kwargs: Any) -> CallConnection:
+        connection: CallConnection
+        if self._fronts is None:
+            connection = CallConnection(*args, **kwargs)
+        else:
+            connection = FrontConnection(*args, moved=moved, claim=self._claim_named, **kwargs)
+            self._n_sockets += 1
+            connection.left.add_done_callback(self._socket_left)
+            self._publish()
         connection.log = self._outside_log
         self._connections.add(connection)
         return connection
@@ -187,8 +254,9 @@ class Server:
     async def drain(self) -> None:
         """Refuse new calls, let live calls finish speaking for up to `drain_s`, then end the rest."""
         self.registry.draining = True
+        self._publish()
         calls = self.registry.calls()
-        if not calls:
+        if not calls and not self._relays:
             return
         _log.info("draining", calls=len(calls), at_most_s=self.settings.server.drain_s)
         for call in calls:
@@ -196,6 +264,8 @@ class Server:
         try:
             async with asyncio.timeout(0 if self._at_once else self.settings.server.drain_s) as self._drain_limit:
                 await self.registry.wait_empty()
+                while self._relays:
+                    await asyncio.wait([relay.over for relay in self._relays])
         except TimeoutError:
             for call in self.registry.calls():
                 call.cut_off("drain", 1001, _CLOSE_REASON)
@@ -207,18 +277,172 @@ class Server:
         if self._drain_limit is not None and not self._drain_limit.expired():
             self._drain_limit.reschedule(asyncio.get_running_loop().time())
 
+    # --------------------------------------------------------- other fronts
+
+    def _publish(self) -> None:
+        """Tell the other fronts what this one does."""
+        if self._fronts is None:
+            return
+        registry = self.registry
+        is_late = self.admission.lateness_ms(monotonic_ns()) > self.settings.limits.max_frame_lateness_ms
+        self._fronts.publish(
+            FrontLoad(
+                n_calls=registry.n_calls,
+                n_requests=registry.n_requests,
+                n_arriving=registry.n_arriving,
+                n_sockets=self._n_sockets,
+                awaits_media=registry.awaits_media,
+                is_able=self.is_ready and not self.draining and not is_late,
+                is_draining=self.draining,
+            )
+        )
+
+    def _socket_left(self, _left: object) -> None:
+        self._n_sockets -= 1
+        self._publish()
+
+    def _route(self, incoming: IncomingConnection, head: RequestHead) -> bool:
+        """Decide which front serves a request. True if it is another one: the connection is being moved there."""
+        fronts, group = self._fronts, self.registry.group
+        assert fronts is not None and group is not None
+        if not incoming.is_websocket and not incoming.is_http:
+            return False
+        n_moves = 0 if incoming.moved is None else incoming.moved.n_moves
+        to = None
+        call = call_in(head) if incoming.is_websocket else call_of_http(head.target)
+        if call is not None and n_moves < MAX_MOVES:
+            try:
+                to = fronts.owner(call)
+            except ClaimFailed as error:
+                self._outside_log.error("claim_failed", call=call, why=error.message)
+        why = "call"
+        # To spread TLS connections would mean to copy every byte of them to the other front.
+        if to is None and n_moves == 0 and not incoming.is_tls and not self.draining:
+            to, why = fronts.better(), "load"
+        if to is None:
+            return False
+        incoming.stop_reading()
+        group.create_task(self._move(incoming, to, why), name="move connection")
+        return True
+
+    def _claim_named(self, connection: FrontConnection, head: RequestHead) -> None:
+        """Claim the call that an address names, until the connection is closed: then no other front begins it."""
+        call = call_in(head)
+        if call is None:
+            return
+        try:
+            self.registry.claim(call, connection)  # if another front was quicker, the leg is moved there later
+        except ClaimFailed as error:
+            connection.claim_problem = error.message
+            self._outside_log.error("claim_failed", call=call, why=error.message)
+
+    async def _move_leg(self, connection: DirectConnection, to: str) -> None:
+        """Move a leg to the front that has its call. Raises ClaimFailed if that is not possible."""
+        if not isinstance(connection, FrontConnection):
+            # A connection that this server has opened.
+            raise ClaimFailed("another process has the call; name it in the address: /media/asterisk?dial=URL&call=ID")
+        if (problem := connection.problem()) is not None:
+            raise ClaimFailed(f"another process has the call, and the connection cannot be moved: {problem}")
+        await self._move(connection, to, "start")
+
+    async def _move(self, connection: IncomingConnection | FrontConnection, to: str, why: str) -> None:
+        """Move a connection to another front. Raises nothing: what fails is logged, and the peer's socket closed."""
+        assert self._fronts is not None
+        try:
+            taken = await connection.take_away(self._keep_relay, self.settings.server.slow_reader_s)
+            if taken is None:
+                return
+            sock, moved = taken
+            try:
+                await self._fronts.move(to, sock, moved)
+                metrics.MOVED.labels(why=why).inc()
+            except FrontGone:
+                self._outside_log.warning("front_gone", front=to, why="a connection that was moved to it stays here")
+                await self.adopt(sock, moved)
+            except BaseException:
+                sock.close()
+                raise
+        except (OSError, TimeoutError) as error:
+            self._outside_log.error("move_failed", front=to, why=str(error) or type(error).__name__)
+        except Exception:
+            self._outside_log.exception("move_failed", front=to)
+
+    def _keep_relay(self, relay: Relay) -> None:
+        self._relays.add(relay)
+        relay.over.add_done_callback(lambda _over: self._relays.discard(relay))
+
+    async def adopt(self, sock: socket.socket, moved: MovedSocket) -> None:
+        """Go on with a connection of another front. Raises OSError if its socket cannot be used; it is closed then."""
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(self._accepted, moved), sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _accepted(self, moved: MovedSocket | None = None) -> asyncio.Protocol:
+        """The protocol of a connection that the library's own listener has not accepted, made as the library does."""
+        assert self._listener is not None
+        protocol = ServerProtocol(
+            select_subprotocol=_any_subprotocol,
+            state=OPEN if moved is not None and moved.stage == "leg" else CONNECTING,
+            max_size=self.settings.server.max_message_bytes,
+            logger=self._library_log,
+        )
+        connection: asyncio.Protocol = self._connection(protocol, self._listener, moved=moved, **self._timing)
+        return connection
+
+    def _is_new(self, nonce: str) -> bool:
+        """Whether no other process has had this nonce. It is remembered. Without other processes all are new."""
+        if self._fronts is None:
+            return True
+        try:
+            return self._fronts.is_new(nonce)
+        except ClaimFailed as error:
+            self._outside_log.error("nonce_not_kept", why=error.message)
+            return False  # a replay could not be told from it
+
     # ------------------------------------------------------------ handshake
 
-    def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _answer(
+        self, connection: ServerConnection, request: Request
+    ) -> Response | Coroutine[Any, Any, Response] | None:
         """Plain HTTP, or a refusal before the upgrade; None lets the WebSocket open."""
         assert isinstance(connection, CallConnection)
-        response = self._answer_path(connection, request)
+        if self._fronts is not None:
+            if isinstance(connection, FrontConnection) and connection.is_adopted:
+                self._read_again(connection, request)
+                return None
+            if request.path.partition("?")[0] == "/metrics":
+                return self._answer_metrics(connection, request, self._fronts)
+        return self._for_method(request, self._answer_path(connection, request))
+
+    def _for_method(self, request: Request, response: Response | None) -> Response | None:
+        """The response without its body if only the head is wanted."""
         if request.method == "HEAD":
             if response is None:
                 response = _respond(HTTPStatus.UPGRADE_REQUIRED, "a WebSocket begins with GET\n")
                 response.headers["Upgrade"] = "websocket"
             response.body = b""
         return response
+
+    def _read_again(self, connection: FrontConnection, request: Request) -> None:
+        """Another front has admitted the connection. Only the options are read from its request once more."""
+        connection.trusted = True
+        connection.may_begin = connection.moved_may_begin
+        path = request.path.partition("?")[0]
+        vendor = vendor_of(request.path)
+        if path == "/v1/stream":
+            connection.options = suited(self.settings.speech, parse_stream_query(request.path))
+            connection.lexicons = self.lexicons_for(request.path, request.headers)
+        elif path in _WITH_OPTIONS:
+            connection.options = parse_stream_query(request.path)
+        elif vendor is not None:
+            dialect = open_dialect(vendor, request.path)
+            assert not isinstance(dialect, Refused), "the other front would have refused it"
+            connection.dialect = dialect
+            connection.lexicons = self.lexicons_for(request.path, request.headers)
+            self._let_long_texts_in(connection)
 
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
@@ -271,9 +495,12 @@ class Server:
             return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
         connection.trusted = secret is not None or self._authorised(request)
         # Its call is known only at its `start`. It may be a call in which a bot waits.
-        refusal = self._admit(connection, self.registry.awaits_media)
+        refusal = self._admit(connection, self.registry.awaits_media_of_all)
         if refusal is None and secret is not None and path == "/media/plivo":
             # Only now: a carrier that was told to come again may send the same handshake.
+            if not self._is_new(_only(request.headers, _PLIVO_NONCE)):
+                message = "X-Plivo-Signature-V3-Nonce was used before, or cannot be kept: see the server's log\n"
+                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
             self._plivo_nonces[_only(request.headers, _PLIVO_NONCE)] = None
             if len(self._plivo_nonces) > _MAX_NONCES:
                 del self._plivo_nonces[next(iter(self._plivo_nonces))]
@@ -303,9 +530,13 @@ class Server:
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
-        refusal = self._admit(connection, self.registry.awaits_media)
+        refusal = self._admit(connection, self.registry.awaits_media_of_all)
         if refusal is None and verifier is not None:
-            verifier.use(token, unix_s())  # only now: Vonage may send the same handshake again after a refusal
+            # Only now: Vonage may send the same handshake again after a refusal.
+            if not self._is_new(vonage.token_identity(token).hex()):
+                message = "the JWT was used before, or cannot be kept: see the server's log\n"
+                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+            verifier.use(token, unix_s())
         return refusal
 
     def _flaw_of_genesys(self, verifier: SignatureVerifier, request: Request) -> str | None:
@@ -327,7 +558,7 @@ class Server:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
         connection.dialect = dialect
-        connection.protocol.max_message_size = max(MAX_MESSAGE_BYTES, self.settings.server.max_message_bytes)
+        self._let_long_texts_in(connection)
         connection.lexicons = self.lexicons_for(request.path, request.headers)
         call = dialect.options.call
         refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)
@@ -337,6 +568,10 @@ class Server:
         refused = self._refuse_vendor("", vendor.refuse(refusal.status_code, "BUSY", refusal.body.decode().strip()))
         refused.headers["Retry-After"] = refusal.headers["Retry-After"]
         return refused
+
+    def _let_long_texts_in(self, connection: CallConnection) -> None:
+        """Accept messages that have a text of the vendors' own limits."""
+        connection.protocol.max_message_size = max(MAX_MESSAGE_BYTES, self.settings.server.max_message_bytes)
 
     def _refuse_vendor(self, reason: str, refused: Refused) -> Response:
         """The vendor's own refusal. An empty `reason` was counted before."""
@@ -357,7 +592,7 @@ class Server:
         try:
             engines = self.catalog.stats().values()
             n_queued = sum(stats.n_queued for stats in engines)
-            n_calls = self.registry.n_calls + self.registry.n_arriving
+            n_calls = self.registry.n_calls_of_all + self.registry.n_arriving_of_all
             self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
         except Busy as busy:
             return "busy", f"busy: {busy.message}", busy.retry_after_ms
@@ -366,6 +601,8 @@ class Server:
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
         """Check whether there is room for one more call. A connection that joins a call needs no room."""
         refusal = self.no_room()
+        if refusal is None and isinstance(connection, FrontConnection) and connection.claim_problem is not None:
+            refusal = "busy", f"busy: {connection.claim_problem}", 5000
         connection.may_begin = refusal is None
         if refusal is None or joins:
             return None
@@ -380,7 +617,7 @@ class Server:
         Most programs send no Origin. Others send the host that they dial, which a proxy may hide. So a token in
         `Authorization: Bearer` counts first: no page can set that header on a WebSocket.
         """
-        message = self.origin_refusal(connection.local_address[0], request.headers)
+        message = self.origin_refusal(connection.own_host, request.headers)
         return None if message is None else self._refuse("origin", HTTPStatus.FORBIDDEN, message)
 
     def origin_refusal(self, here: str, headers: Headers) -> str | None:
@@ -422,13 +659,38 @@ class Server:
         return _respond(HTTPStatus.OK, "ok\n")
 
     def _readyz(self, _request: Request) -> Response:
-        if self.is_ready and not self.draining:
+        if self.draining:
+            return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n")
+        # A connection is moved to a front that can take it, except one with TLS.
+        elsewhere = self._fronts is not None and self.settings.tls is None and self._fronts.others().is_able
+        if self.is_ready or elsewhere:
             return _respond(HTTPStatus.OK, "ready\n")
-        return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
+        return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
 
     def _metrics(self, request: Request) -> Response:
-        if not (self.settings.server.metrics_without_token or self._authorised(request)):
-            return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
+        if (refusal := self._refuse_metrics(request)) is not None:
+            return refusal
+        self.refresh_gauges()
+        body, content_type = metrics.render()
+        return _response(HTTPStatus.OK, content_type, body)
+
+    async def _answer_metrics(self, connection: CallConnection, request: Request, fronts: Fronts) -> Response:
+        """The metrics of all fronts together."""
+        response = self._refuse_page(connection, request) or self._refuse_metrics(request)
+        if response is None:
+            body, content_type = await fronts.metrics(self.refresh_gauges)
+            response = _response(HTTPStatus.OK, content_type, body)
+        answer = self._for_method(request, response)
+        assert answer is not None
+        return answer
+
+    def _refuse_metrics(self, request: Request) -> Response | None:
+        if self.settings.server.metrics_without_token or self._authorised(request):
+            return None
+        return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
+
+    def refresh_gauges(self) -> None:
+        """Set the metrics that are read from the engines."""
         for name, stats in self.catalog.stats().items():
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
             metrics.ENGINE_RUNNING.labels(engine=name).set(stats.n_running)
@@ -439,8 +701,6 @@ class Server:
         if (failover := self.catalog.failover) is not None:
             for name, is_open in failover.open_circuits(monotonic_ns()).items():
                 metrics.ENGINE_CIRCUIT_OPEN.labels(engine=name).set(is_open)
-        body, content_type = metrics.render()
-        return _response(HTTPStatus.OK, content_type, body)
 
     # -------------------------------------------------------------- sockets
 
@@ -473,6 +733,7 @@ class Server:
             metrics.EVENT_LOOP_LAG_MS.observe(lag_ms)
             if could_speak:
                 self.admission.observe_lateness(lag_ms, monotonic_ns())
+            self._publish()
 
 
 _LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
@@ -529,7 +790,7 @@ def _password(credential: str) -> bytes:
         return b""
 
 
-def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+def _any_subprotocol(_connection: object, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Accept the first subprotocol that is offered, because some clients insist on theirs. None is required."""
     return offered[0] if offered else None
 

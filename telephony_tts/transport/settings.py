@@ -12,7 +12,7 @@ import ipaddress
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from telephony_tts.schema import Between, OneOf, Spelt, Url, show
@@ -53,6 +53,9 @@ class ServerSettings:
     `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
     public server without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages
     that may use the server, beside those of its own host and of `public_url`; "*" allows all.
+
+    `processes` front processes share the port; "auto" is one for each core. What they must agree on is in
+    `runtime_folder`, or in memory.
     """
 
     host: str = "127.0.0.1"
@@ -68,6 +71,8 @@ class ServerSettings:
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0
+    processes: Annotated[int | Literal["auto"], Between(1, 64)] = 1
+    runtime_folder: str | None = None
 
     @property
     def is_on_loopback(self) -> bool:

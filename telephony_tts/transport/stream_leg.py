@@ -12,6 +12,7 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.fronts import ClaimFailed
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
@@ -40,6 +41,14 @@ async def serve_stream(
     codec = NativeCodec(audio, call_id, inbound=options.inbound or "none")
     call = registry.find(call_id)
     if call is None:
+        try:
+            if await registry.moved_to_owner(call_id, connection):
+                return
+        except ClaimFailed as error:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.error("refused", call=call_id, reason="busy", leg="bot", why=error.message)
+            connection.end(1013, error.message)
+            return
         if not connection.may_begin or registry.draining:
             # It was let in to join a call, and that call has ended meanwhile.
             connection.end(1013, "the call is over and there is no room for another")
@@ -55,6 +64,7 @@ async def serve_stream(
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
     connection.log = call.log
+    registry.joined(connection)
     try:
         if not joins:
             call.frames_to_bot(connection, codec.encode)

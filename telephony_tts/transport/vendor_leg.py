@@ -23,6 +23,7 @@ from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.fronts import ClaimFailed
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
@@ -166,7 +167,7 @@ async def serve_vendor(
         if not await _key_came(connection, dialect, settings, first_steps):
             return
         # Others may have begun calls while this client had no key.
-        connection.may_begin = connection.may_begin and registry.n_calls < settings.limits.calls
+        connection.may_begin = connection.may_begin and registry.n_calls_of_all < settings.limits.calls
     joins = options.call is not None
     call_id = options.call or f"c{secrets.token_hex(6)}"
     # In these protocols only the client ends a turn, however long it waits, unless the vendor has a limit.
@@ -176,6 +177,14 @@ async def serve_vendor(
     limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
     call, is_mine = registry.find(call_id), False
     if call is None:
+        try:
+            if await registry.moved_to_owner(call_id, connection):
+                return
+        except ClaimFailed as error:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.error("refused", call=call_id, reason="busy", leg="bot", why=error.message)
+            connection.end(1013, error.message)
+            return
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
@@ -195,6 +204,7 @@ async def serve_vendor(
         connection.end(4409, f"call {call_id} already has a bot")
         return
     connection.log = call.log
+    registry.joined(connection)
     leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
     try:
         leg.join(joins, first_steps, limits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 COMPONENTS = (
     "@request-target",
@@ -38,7 +38,11 @@ _SIGNATURE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+={0,2}):")
 class SignatureVerifier:
     """Checks the handshakes of one account. It remembers each nonce as long as its signature could be used again."""
 
-    def __init__(self, api_key: str, secret: bytes) -> None:
+    def __init__(
+        self, api_key: str, secret: bytes, is_new: Callable[[str], bool] = lambda nonce: True
+    ) -> None:
+        """`is_new` remembers a nonce. It is False if another process of this server has had it before."""
+        self._is_new = is_new
         self._api_key = api_key
         self._secret = secret
         self._used: dict[str, float] = {}
@@ -108,7 +112,7 @@ class SignatureVerifier:
             del self._used[oldest]
         if len(nonce) < MIN_NONCE_CHARS:
             return f"the nonce must have at least {MIN_NONCE_CHARS} characters"
-        if nonce in self._used:
+        if nonce in self._used or not self._is_new(nonce):
             return "the nonce was used before: this request is a replay"
         # Only nonces of valid signatures come here, so a stranger cannot fill the memory.
         self._used[nonce] = now_s + MAX_AGE_S + MAX_SKEW_S

@@ -159,7 +159,7 @@ class TokenVerifier:
         """What is wrong with a token; None if it is valid and was not used. `now_s` is in seconds since 1970."""
         if verify(self._secret, token, now_s) is None:
             return 'Authorization is no JWT that Vonage signed; set "authorization":{"type":"vonage"} in the NCCO'
-        if _identity(token) in self._used:
+        if token_identity(token) in self._used:
             return "the JWT was used before: this request is a replay"
         return None
 
@@ -172,10 +172,10 @@ class TokenVerifier:
             self._used = {used: until_s for used, until_s in self._used.items() if until_s >= now_s}
         while len(self._used) >= MAX_USED_TOKENS:
             del self._used[next(iter(self._used))]
-        self._used[_identity(token)] = valid_until_s
+        self._used[token_identity(token)] = valid_until_s
 
 
-def _identity(token: str) -> bytes:
+def token_identity(token: str) -> bytes:
     """What names a signed token: its `jti`, or the whole of it if it has none."""
     claims = _part(token.rpartition(".")[0].partition(".")[2]) or {}
     name = claims.get("jti")

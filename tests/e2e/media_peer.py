@@ -68,7 +68,7 @@ async def leg(rig: Rig, path: str, **headers: str) -> AsyncIterator[Peer]:
 
 
 @asynccontextmanager
-async def waiting_asterisk() -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
+async def waiting_asterisk(port: int = 0) -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
     """A listening stand-in for Asterisk: its address, and a queue of the connections it accepts."""
     came: asyncio.Queue[Peer] = asyncio.Queue()
 
@@ -78,6 +78,6 @@ async def waiting_asterisk() -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
         came.put_nowait(peer)
         await peer._reader
 
-    async with serve(on_leg, "127.0.0.1", 0, compression=None, subprotocols=[Subprotocol("media")]) as listener:
+    async with serve(on_leg, "127.0.0.1", port, compression=None, subprotocols=[Subprotocol("media")]) as listener:
         port = listener.sockets[0].getsockname()[1]
         yield f"ws://127.0.0.1:{port}/media/", came

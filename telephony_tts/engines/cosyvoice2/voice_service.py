@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -72,7 +72,10 @@ class VoiceService:
         n_prompts: int = 64,
         made_by: str = "",
         maker: VoiceMaker | None = None,
+        until_known: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`until_known` waits until an engine that another process has knows a prompt."""
+        self._until_known = until_known
         self._engine = engine
         self._model_dir = model_dir
         self._folder = VoiceFolder(directory)
@@ -163,7 +166,7 @@ class VoiceService:
             if await asyncio.to_thread(self._prompts.has, name):
                 self._use(name)
                 if self._engine.find_voice(PROMPT_MARK + name) is None:
-                    await self._engine.read_voices()
+                    await self._read_prompt(name)
                 return PROMPT_MARK + name
             self._check_room()
             making = self._begin(self._make_prompt(name, audio, transcript))
@@ -194,7 +197,12 @@ class VoiceService:
             for each in gone:
                 self._used.pop(each, None)
             self._use(name)
+        await self._read_prompt(name)
+
+    async def _read_prompt(self, name: str) -> None:
         await self._engine.read_voices()
+        if self._until_known is not None:
+            await self._until_known(PROMPT_MARK + name)
 
     def _use(self, name: str) -> None:
         self._n_used += 1

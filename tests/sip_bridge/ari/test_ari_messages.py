@@ -199,6 +199,7 @@ def test_addresses_are_derived_from_the_url() -> None:
     assert load(None, {"ari.url": "wss://pbx/x/ari/"}, {}).ari.incoming_url == "wss://pbx/x/media"
     told = load(None, {"ari.media_url": "ws://10.0.0.7:8088/media/"}, {}).ari
     assert told.incoming_url == "ws://10.0.0.7:8088/media"
-    asked = "dial=ws%3A%2F%2Fpbx%2Fmedia%2Fid"
-    assert dial_url("ws://h:1/media/native", "ws://pbx/media/id") == f"ws://h:1/media/asterisk?{asked}"
-    assert dial_url("wss://h/tts/media/native?token=x", "ws://pbx/media/id") == f"wss://h/tts/media/asterisk?token=x&{asked}"
+    asked = "dial=ws%3A%2F%2Fpbx%2Fmedia%2Fid&call=c%3A1"
+    assert dial_url("ws://h:1/media/native", "ws://pbx/media/id", "c:1") == f"ws://h:1/media/asterisk?{asked}"
+    with_token = dial_url("wss://h/tts/media/native?token=x", "ws://pbx/media/id", "c:1")
+    assert with_token == f"wss://h/tts/media/asterisk?token=x&{asked}"

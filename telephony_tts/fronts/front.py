@@ -1,0 +1,177 @@
+"""One of the processes of a server, as its transport sees the others (`transport.fronts.Fronts`)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from telephony_tts import logs, metrics
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.fronts import metrics_folder
+from telephony_tts.fronts.claims import Claims, UsedNonces
+from telephony_tts.fronts.loads import Loads, name_of, parts_of
+from telephony_tts.fronts.metrics_of_all import Families, added, packed, page, snapshot, unpacked
+from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.fronts.socket_mover import SocketMover
+from telephony_tts.fronts.spreading import better_front
+from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
+
+_log = logs.get(__name__)
+KEEP_EVERY_S = 5.0
+"""How often a front writes its metrics down, if nobody scrapes them: a front that is killed loses no more than this."""
+_MOST_NONCES = 65_536
+"""Of all fronts together."""
+
+
+class Front:
+    """The front `number`, started for the `generation`-th time, of as many as `loads` has slots."""
+
+    def __init__(
+        self,
+        folder: RuntimeFolder,
+        loads: Loads,
+        number: int,
+        generation: int,
+        shared_engines: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name_of(number, generation)
+        self._folder = folder
+        self._loads = loads
+        self._number = number
+        self._shared_engines = shared_engines
+        self._own = FrontLoad()
+        self._gone: set[str] = set()
+        """Fronts whose sockets refuse connections, though their slots are not cleared yet."""
+        self._under_way: Counter[str] = Counter()
+        self._claims = Claims(folder.calls, folder.claims_lock, self.name, self._is_alive)
+        self._nonces = UsedNonces(folder.nonces, _MOST_NONCES // loads.n)
+        self._mover = SocketMover(folder.socket_of, self.name)
+        self._gauges: Callable[[], None] = lambda: None
+        loads.begin(number, generation)
+
+    # ---------------------------------------------------------------- calls
+
+    def owner(self, call_id: str) -> str | None:
+        return self._claims.owner(call_id)
+
+    def claim(self, call_id: str) -> str | None:
+        return self._claims.claim(call_id)
+
+    def release(self, call_id: str) -> None:
+        self._claims.release(call_id)
+
+    def is_new(self, nonce: str) -> bool:
+        return self._nonces.is_new(nonce)
+
+    def _is_alive(self, name: str) -> bool:
+        try:
+            number, generation = parts_of(name)
+        except ValueError:
+            return False
+        return number < self._loads.n and self._loads.generation(number) == generation and name not in self._gone
+
+    # ----------------------------------------------------------------- load
+
+    def publish(self, load: FrontLoad) -> None:
+        self._own = load
+        self._loads.write(self._number, load, monotonic_ns())
+
+    def others(self) -> FrontLoad:
+        loads = list(self._other_loads().values())
+        return FrontLoad(
+            sum(load.n_calls for load in loads),
+            sum(load.n_requests for load in loads),
+            sum(load.n_arriving for load in loads),
+            sum(load.n_sockets for load in loads),
+            any(load.awaits_media for load in loads),
+            any(load.is_able for load in loads),
+            all(load.is_draining for load in loads),
+        )
+
+    def better(self) -> str | None:
+        return better_front(self._own, self._other_loads(), self._under_way)
+
+    def _other_loads(self) -> dict[str, FrontLoad]:
+        now_ns = monotonic_ns()
+        return {
+            name: self._loads.read(parts_of(name)[0], now_ns)
+            for name in self._loads.names()
+            if name != self.name and name not in self._gone
+        }
+
+    # ------------------------------------------------------------ connections
+
+    async def move(self, to: str, sock: socket.socket, moved: MovedSocket) -> None:
+        self._under_way[to] += 1
+        try:
+            await self._mover.move(to, sock, moved)
+        except FrontGone:
+            self._gone.add(to)
+            raise
+        finally:
+            self._under_way[to] -= 1
+
+    @asynccontextmanager
+    async def listening(
+        self, adopt: Callable[[socket.socket, MovedSocket], Awaitable[None]], gauges: Callable[[], None]
+    ) -> AsyncIterator[None]:
+        """Take the connections of other fronts while the context lasts, and answer their scrapes. Raises OSError."""
+        self._gauges = gauges
+        begun = asyncio.Event()
+        serving = asyncio.create_task(self._mover.listen(adopt, self._snapshot, begun.set), name="moved connections")
+        waiting = asyncio.create_task(begun.wait())
+        keeping = asyncio.create_task(self._keep_metrics(), name="keep metrics")
+        try:
+            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            yield
+        finally:
+            for task in (serving, waiting, keeping):
+                task.cancel()
+            await asyncio.wait((serving, waiting, keeping))
+            self._folder.socket_of(self.name).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._snapshot()
+            self._loads.clear(self._number)
+
+    # --------------------------------------------------------------- metrics
+
+    def _snapshot(self) -> bytes:
+        """The metrics of this front now. They are kept in the folder first, so that no total can go down."""
+        self._gauges()
+        whole = packed(snapshot(metrics.REGISTRY))
+        try:
+            metrics_folder.keep(self._folder.metrics, self.name, whole)
+        except OSError as error:
+            _log.error("metrics_not_kept", why=error.strerror or str(error))
+        return whole
+
+    async def _keep_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            try:
+                self._snapshot()
+            except Exception:
+                _log.exception("metrics_not_kept")
+
+    async def metrics(self, own: Callable[[], None]) -> tuple[bytes, str]:
+        self._gauges = own
+        running: dict[str, Families] = {self.name: unpacked(self._snapshot())}
+        names = list(self._other_loads())
+        answers = await asyncio.gather(*(self._metrics_of(name) for name in names))
+        running |= {name: families for name, families in zip(names, answers, strict=True) if families is not None}
+        now, ended = metrics_folder.with_ended(self._folder.metrics, running)
+        return page(added(now, ended, self._shared_engines))
+
+    async def _metrics_of(self, name: str) -> Families | None:
+        try:
+            return unpacked(await self._mover.metrics(name))
+        except FrontGone:
+            return None
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            _log.warning("metrics_missing", front=name, why=str(error) or type(error).__name__)
+            return None

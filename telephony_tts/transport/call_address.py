@@ -1,0 +1,42 @@
+"""The call that a request names in its address or its headers, read as the leg itself will read it.
+
+With several front processes this decides, before the handshake is answered, which front gets the connection.
+"""
+
+from __future__ import annotations
+
+from telephony_tts.transport.request_head import RequestHead
+from telephony_tts.transport.vendor_leg import open_dialect, split_call, vendor_of
+from telephony_tts.wire.fields import CALL_NAME
+from telephony_tts.wire.freeswitch import CALL_HEADER
+from telephony_tts.wire.query import call_of_dial, dial_in, parse_stream_query
+from telephony_tts.wire.vendor import Refused, query_of
+
+_WITH_OPTION = ("/v1/stream", "/media/vonage", "/media/genesys", "/media/jambonz")
+"""Paths with the option `call`."""
+
+
+def call_in(head: RequestHead) -> str | None:
+    """The call of a complete head without a flaw. None if it names none, or one that will be refused."""
+    target = head.target
+    path = target.partition("?")[0]
+    if path in _WITH_OPTION:
+        return getattr(parse_stream_query(target), "call", None)  # Invalid has none
+    if path == "/media/freeswitch":
+        named = head.values(CALL_HEADER.lower())
+        return named[0] if len(named) == 1 and CALL_NAME.fullmatch(named[0]) else None
+    if dial_in(target) is not None:
+        return call_of_dial(target)
+    vendor = vendor_of(target)
+    if vendor is None:
+        return None
+    dialect = open_dialect(vendor, target)
+    return None if isinstance(dialect, Refused) else dialect.options.call
+
+
+def call_of_http(target: str) -> str | None:
+    """The call that an HTTP request joins. None if it joins none, or one that will be refused."""
+    call, rest = split_call(target)
+    if call is None:
+        call = query_of(rest).get("call")
+    return call if call is not None and CALL_NAME.fullmatch(call) else None

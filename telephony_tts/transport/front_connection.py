@@ -1,0 +1,214 @@
+"""A WebSocket of a server with several fronts: it can be moved to the front that owns its call, without the peer
+noticing.
+
+A media leg names its call only in its first messages. Until then the bytes of the peer are kept. The front that owns
+the call reads them again, into a connection of its own. What it would answer to them was sent before, so its answers
+are dropped until all of them are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+
+from telephony_tts.transport.connection import CallConnection, DirectConnection, OnMessage
+from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MAX_MOVES, MovedSocket
+from telephony_tts.transport.incoming import addresses
+from telephony_tts.transport.relay import Relay
+from telephony_tts.transport.request_head import RequestHead
+
+_FLUSH_S = 2.0
+"""How long the answers so far may take to the peer before its connection is moved."""
+
+
+class FrontConnection(CallConnection):
+    """With `moved` another front gave it away. In the stage "leg" it goes on where that front's connection ended."""
+
+    def __init__(
+        self,
+        *args: Any,
+        moved: MovedSocket | None = None,
+        claim: Callable[[FrontConnection, RequestHead], None] = lambda connection, head: None,
+        **kwargs: Any,
+    ) -> None:
+        """`claim` claims the call that the head names, if it names one."""
+        super().__init__(*args, **kwargs)
+        self._moved = moved
+        self._claim = claim
+        self._is_leg = moved is not None and moved.stage == "leg"
+        self._is_replay = self._is_leg
+        self._head_bytes = moved.head if moved is not None else b""
+        self._kept: bytearray | None = bytearray()
+        """All bytes of the peer behind its request, until its call is here."""
+        self._is_gone = False
+        """Moved to another front: nothing may be written any more."""
+        self._late = bytearray()
+        """What came while the moved bytes are read."""
+        self.claim_problem: str | None = None
+        """Why the call that the address names cannot be claimed."""
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether another front has answered and checked its handshake."""
+        return self._is_leg
+
+    @property
+    def moved_may_begin(self) -> bool:
+        """`may_begin` of the front that has checked it."""
+        return self._moved is not None and self._moved.may_begin
+
+    # ------------------------------------------------------- moving it away
+
+    def settle(self) -> None:
+        """Its call is here: the bytes are not needed any more."""
+        self._kept = None
+
+    def problem(self) -> str | None:
+        """Why it cannot be moved. None if it can."""
+        if self._kept is None:
+            return f"it sent more than {MAX_MOVED_BYTES} bytes before its call was known"
+        if self._moved is not None and self._moved.n_moves >= MAX_MOVES:
+            return f"it was moved {MAX_MOVES} times"
+        return None
+
+    async def take_away(
+        self, relays: Callable[[Relay], None], slow_s: float
+    ) -> tuple[socket.socket, MovedSocket] | None:
+        """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
+        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
+        relay's ends may take no data.
+        """
+        assert self._kept is not None
+        transport = self.transport
+        if transport.is_closing():
+            return None
+        transport.pause_reading()
+        unread = b"".join(self._held) + (self._behind or b"")
+        self._held.clear()
+        self._is_gone = True
+        read = bytes(self._kept[: len(self._kept) - len(unread)])
+        local, remote = self._addresses()
+        n_moves = 0 if self._moved is None else self._moved.n_moves
+        moved = MovedSocket("leg", n_moves + 1, local, remote, read, self._head_bytes, unread, self.may_begin)
+        self._kept = None
+        if transport.get_extra_info("ssl_object") is not None:
+            relay = Relay(slow_s)
+            sock = await relay.open(transport)
+            relays(relay)
+            self.transport = _Closed()  # the library aborts the transport of a connection that it closes
+            self.connection_lost(None)
+            return sock, moved
+        sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        try:
+            transport.close()  # it writes the answers so far, and leaves the copy of the socket open
+            async with asyncio.timeout(_FLUSH_S):
+                await asyncio.shield(self.connection_lost_waiter)
+        except BaseException:
+            transport.abort()
+            sock.close()
+            raise
+        return sock, moved
+
+    # ---------------------------------------------------- going on with one
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._moved is None or not self._is_leg:
+            return
+        # The library would answer a request, so it gets none: its protocol begins in the state OPEN.
+        self._head = self._behind = None
+        self.request = _request_of(self._moved.head)
+        self.request_rcvd.set_result(None)
+        self._kept = bytearray(self._moved.read)
+        super(DirectConnection, self).data_received(self._moved.read)  # in one piece: it is not a flood
+
+    @property
+    def own_host(self) -> str:
+        return self._addresses()[0][0]
+
+    def _addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Our address and the peer's. A relayed connection has those of the TLS connection."""
+        return addresses(self.transport) if self._moved is None else (self._moved.local, self._moved.remote)
+
+    def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
+        super().listen(on_message, on_writable)
+        if self._is_replay:
+            assert self._moved is not None
+            self._is_replay = False
+            late = self._moved.unread + bytes(self._late)
+            self._late.clear()
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+            if late:
+                self.data_received(late)
+
+    def end(self, code: int, reason: str) -> None:
+        self._is_replay = False  # a close is not among the answers that were sent before
+        super().end(code, reason)
+
+    # ------------------------------------------------- called by websockets
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_replay:
+            self._late += data
+            self.transport.pause_reading()
+            return
+        if self._kept is not None:
+            self._keep(data)
+        super().data_received(data)
+
+    def _take_head(self, head: RequestHead) -> None:
+        if head.flaw is None:
+            self._head_bytes = head.whole
+            if self._kept is not None:
+                self._kept = bytearray(head.behind)
+            self._claim(self, head)
+        super()._take_head(head)
+
+    def _keep(self, data: bytes) -> None:
+        assert self._kept is not None
+        if self._head is None:
+            self._kept += data
+        if len(self._kept) > MAX_MOVED_BYTES:
+            self._kept = None
+
+    def _read_on(self) -> None:
+        # The bytes behind the head are kept already.
+        kept, self._kept = self._kept, None
+        super()._read_on()
+        self._kept = kept
+
+    def send_data(self) -> None:
+        if self._is_replay or self._is_gone:
+            self.protocol.data_to_send()
+        else:
+            super().send_data()
+
+
+class _Closed(asyncio.Transport):
+    """The transport of a connection that has none any more."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    abort = close
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def _request_of(head: bytes) -> Request:
+    """The request as the library would have parsed it."""
+    parsed = RequestHead()
+    parsed.feed(head)
+    return Request(parsed.target, Headers(parsed.pairs()))
+

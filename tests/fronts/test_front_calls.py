@@ -1,0 +1,403 @@
+"""Calls whose two legs came to different processes of the server: each is as on a server with one process.
+
+A front that is stopped accepts nothing, so the test decides which front a connection comes to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from binary_carriers import GenesysPeer, JambonzPeer, PlayingPeer, VonagePeer, platform
+from carrier_peers import ExotelPeer, PlivoPeer, SignalWirePeer, TelnyxPeer
+from front_server import FrontServer, free_port, front_server
+from media_peer import MEDIA_START, START, leg, waiting_asterisk
+from rig import Bot, correlation, decoded, greeted, rendering, run, serving, until
+from test_vendor_rejoin import DOORS
+from twilio_peer import TwilioPeer, calling, dialling
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+pytestmark = pytest.mark.timed
+
+T = TypeVar("T")
+SENTENCE = "Your parcel left the depot on Tuesday."
+
+
+@pytest.fixture(scope="module")
+def server(short_of_module: Path) -> Iterator[FrontServer]:
+    port = free_port()
+    with front_server(short_of_module, f"asterisk.dial=['ws://127.0.0.1:{port}/']", "limits.call_claim_s=8") as server:
+        server.dial_port = port
+        yield server
+
+
+@asynccontextmanager
+async def bot_first(server: FrontServer, call: str, **options: Any) -> AsyncIterator[tuple[Bot, int]]:
+    """A bot that waits for its media leg, and the front that has the call."""
+    async with greeted(server.url(call=call, **options)) as bot:
+        owner = server.owner(call)
+        assert owner is not None
+        yield bot, owner
+
+
+@asynccontextmanager
+async def at_other(server: FrontServer, owner: int, entering: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Enter `entering`, which connects, while only the other front accepts connections."""
+    async with AsyncExitStack() as stack:
+        with server.stopped(owner):
+            entered = await stack.enter_async_context(entering)
+        yield entered
+
+
+async def spoken(bot: Bot, turn: str = "a") -> None:
+    await bot.say(SENTENCE, turn)
+    await bot.event("done", turn=turn)
+
+
+# ------------------------------------------- the call is known from its first messages
+
+CARRIERS: dict[str, tuple[type[TwilioPeer], dict[str, Any]]] = {
+    "twilio": (TwilioPeer, {}),
+    "telnyx": (TelnyxPeer, {}),
+    "plivo": (PlivoPeer, {}),
+    "signalwire": (SignalWirePeer, {}),
+    "exotel": (ExotelPeer, {"codec": "pcm"}),
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_carrier_joins_the_bot_of_another_front(server: FrontServer, carrier: str) -> None:
+    """The keys that the caller presses come right behind the start, in the same segment as it."""
+    kind, how = CARRIERS[carrier]
+    call = f"CA-{carrier}"
+
+    async def main() -> None:
+        n_moved = server.moved("start")
+        async with bot_first(server, call) as (bot, owner):
+            dialled = dialling(kind, server.url(f"/media/{carrier}"), call, **how)
+            async with at_other(server, owner, dialled) as peer:
+                await peer.start(plan="gold")
+                for digit in "123456789*0#":
+                    await peer.press(digit)
+                told = await bot.event("call")
+                assert told["parameters"]["plan"] == "gold" and server.owner(call) == owner
+                for digit in "123456789*0#":
+                    assert (await bot.event("dtmf"))["digit"] == digit
+                await spoken(bot)
+                assert correlation(decoded(peer.played, how.get("codec", "ulaw")), rendering([SENTENCE])) > 0.98
+                assert peer.marks, "the marks come back to the front that has the call"
+                assert server.moved("start") == n_moved + 1
+                await peer.hang_up()
+                await bot.gone()
+        await until(lambda: server.owner(call) is None, "the claim is gone")
+
+    run(main)
+
+
+def test_the_frames_are_those_of_one_process(server: FrontServer) -> None:
+    async def main() -> None:
+        async with serving() as rig, rig.bot(call="c1") as bot, leg(rig, "/media/native") as peer:  # type: ignore[arg-type]
+            await peer.tell(START)
+            await bot.event("call")
+            await spoken(bot)
+            alone = list(peer.frames)
+        async with (
+            bot_first(server, "c1") as (bot, owner),
+            at_other(server, owner, leg(server, "/media/native")) as peer,  # type: ignore[arg-type]
+        ):
+            await peer.tell(START, {"type": "dtmf", "digit": "7"})
+            await bot.event("call")
+            assert (await bot.event("dtmf"))["digit"] == "7"
+            await spoken(bot)
+            assert len(alone) > 50 and peer.frames == alone
+            await bot.send({"type": "close"})
+            await bot.gone()
+
+    run(main)
+
+
+async def _vonage(peer: Any, call: str) -> None:
+    await peer.connected(8000, call=call)
+
+
+async def _genesys(peer: Any, call: str) -> None:
+    await peer.tell(peer.message("ping", rtt="PT0.1S"))  # the first front answers it
+    await peer.open(call)
+    await peer.tell(peer.message("ping", rtt="PT0.2S"))  # in the same segment; who answers it is not decided
+
+
+async def _jambonz(peer: Any, call: str) -> None:
+    await peer.begin(callSid=call)
+
+
+BINARY: dict[str, tuple[type[PlayingPeer], Callable[[Any, str], Any], str]] = {
+    "vonage": (VonagePeer, _vonage, "pcm"),
+    "genesys": (GenesysPeer, _genesys, "ulaw"),
+    "jambonz": (JambonzPeer, _jambonz, "pcm"),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_a_platform_joins_the_bot_of_another_front(server: FrontServer, name: str) -> None:
+    kind, begin, codec = BINARY[name]
+    call = f"B-{name}"
+
+    async def main() -> None:
+        async with (
+            bot_first(server, call) as (bot, owner),
+            at_other(server, owner, platform(kind, server.url(f"/media/{name}"))) as peer,
+        ):
+            await begin(peer, call)
+            await bot.event("call")
+            await spoken(bot)
+            heard = decoded([bytes(peer.heard)], codec)
+            assert correlation(heard, rendering([SENTENCE])) > 0.98
+            if name == "genesys":
+                assert len(peer.of(type="pong")) == 2, "each ping has one answer"
+            await bot.send({"type": "close"})
+            await peer.gone()
+
+    run(main)
+
+
+def test_asterisk_joins_the_bot_of_another_front(server: FrontServer) -> None:
+    async def main() -> None:
+        async with (
+            bot_first(server, "1.2") as (bot, owner),
+            at_other(server, owner, leg(server, "/media/asterisk")) as peer,  # type: ignore[arg-type]
+        ):
+            await peer.tell(MEDIA_START, {"event": "DTMF_END", "digit": "4", "duration_ms": 100})
+            await bot.event("call")
+            assert (await bot.event("dtmf"))["digit"] == "4"
+            await bot.say(f"{SENTENCE} {SENTENCE}", "a")
+            await bot.event("started")
+            n_heard = sum(map(len, peer.frames))
+            await until(lambda: sum(map(len, peer.frames)) >= n_heard + 8000, "a second of speech")
+            await bot.send({"type": "clear"})
+            await bot.event("cleared", turn="a")
+            await peer.hears("FLUSH_MEDIA", within="the clear")
+            heard = decoded([b"".join(peer.frames)])
+            begin = next(at for at in range(0, len(heard), 160) if abs(heard[at : at + 160]).max() > 300)
+            assert correlation(heard[begin : begin + 8000], rendering([SENTENCE])) > 0.98
+            await bot.send({"type": "close"})
+            await bot.gone()
+
+    run(main)
+
+
+def test_freeswitch_joins_the_bot_of_another_front(server: FrontServer) -> None:
+    async def main() -> None:
+        async with bot_first(server, "F1") as (bot, owner):
+            dialled = connect(server.url("/media/freeswitch"), proxy=None, max_queue=None)
+            async with at_other(server, owner, dialled) as socket:
+                await socket.send(json.dumps({"uuid": "F1", "sampleRate": 8000}))
+                await bot.event("call")
+                await bot.say(SENTENCE, "a")
+                file = await _file(socket, "streamAudio")
+                audio = base64.b64decode(file["audioData"])
+                assert correlation(decoded([audio], "pcm"), rendering([SENTENCE])) > 0.98
+                await bot.send({"type": "clear"})
+                await bot.event("cleared")
+                await bot.send({"type": "close"})
+                await bot.gone()
+
+    run(main)
+
+
+def test_a_fork_of_freeswitch_keeps_its_subprotocol(server: FrontServer) -> None:
+    """mod_audio_fork, which the server knows by it, gets other messages than mod_audio_stream."""
+
+    async def main() -> None:
+        async with bot_first(server, "F2") as (bot, owner):
+            fork = Subprotocol("audio.drachtio.org")
+            dialled = connect(server.url("/media/freeswitch"), proxy=None, max_queue=None, subprotocols=[fork])
+            async with at_other(server, owner, dialled) as socket:
+                assert socket.subprotocol == fork
+                await socket.send(json.dumps({"call": "F2", "sampleRate": 8000}))
+                await bot.event("call")
+                await bot.say(SENTENCE, "a")
+                await _file(socket, "playAudio")
+                await bot.send({"type": "clear"})
+                await bot.event("cleared")
+                await bot.send({"type": "close"})
+                await bot.gone()
+
+    run(main)
+
+
+async def _file(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    """The first file that FreeSWITCH gets."""
+    while True:
+        message = json.loads(await asyncio.wait_for(socket.recv(), 8))
+        assert message["type"] in ("json", kind)
+        if message["type"] == kind:
+            data: dict[str, Any] = message["data"]
+            return data
+
+
+# ------------------------------------------------------ the call is in the address
+
+
+def test_a_bot_joins_the_call_of_another_front(server: FrontServer) -> None:
+    async def main() -> None:
+        n_moved = server.moved("call")
+        async with calling(server.url("/media/twilio"), "CA-later") as peer:
+            await peer.start()
+            await until(lambda: server.owner("CA-later") is not None, "the call")
+            owner = server.owner("CA-later")
+            assert owner is not None
+            with server.stopped(owner):
+                joining = asyncio.ensure_future(connect(server.url(call="CA-later"), proxy=None, max_queue=None))
+                await asyncio.sleep(0.3)
+                assert not joining.done(), "the front that has the call answers the handshake"
+            bot = Bot(await joining)
+            await bot.event("ready")
+            await spoken(bot)
+            assert correlation(decoded(peer.played), rendering([SENTENCE])) > 0.98
+            assert server.moved("call") == n_moved + 1
+            await bot.send({"type": "close"})
+            await bot.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_bot_of_a_vendor_comes_back_through_another_front(server: FrontServer, door: str) -> None:
+    path, messages = DOORS[door]
+    call = f"CA-{door}"
+
+    async def main() -> None:
+        async with calling(server.url("/media/twilio"), call) as phone:
+            await phone.start()
+            await until(lambda: server.owner(call) is not None, "the call")
+            owner = server.owner(call)
+            assert owner is not None
+            for text in ("Goodbye for now.", "Hello again there."):
+                n_before = len(phone.played)
+                with server.stopped(owner):
+                    joining = asyncio.ensure_future(connect(server.url(f"/calls/{call}{path}"), proxy=None))
+                    await asyncio.sleep(0.1)
+                socket = await joining
+                for message in messages(text):
+                    await socket.send(json.dumps(message))
+                wanted = rendering([text])
+                await phone.hears(n_before + len(wanted) // 160)
+                assert correlation(decoded(phone.played[n_before:]), wanted) > 0.98
+                assert server.owner(call) == owner
+                await socket.close()
+            await phone.hang_up()
+
+    run(main)
+
+
+def test_asterisk_is_dialled_by_the_front_that_has_the_call(server: FrontServer) -> None:
+    async def main() -> None:
+        async with waiting_asterisk(server.dial_port) as (url, came), bot_first(server, "1.2") as (bot, owner):
+            asked = f"/media/asterisk?dial={url}1&call=1.2"
+            with server.stopped(owner):
+                asking = asyncio.ensure_future(connect(server.url(asked), proxy=None))
+                await asyncio.sleep(0.1)
+            control = await asking
+            asterisk = await asyncio.wait_for(came.get(), 5)
+            await asterisk.tell(MEDIA_START)
+            await bot.event("call")
+            await bot.say(SENTENCE, "a")
+            await bot.event("started")
+            await until(lambda: sum(map(len, asterisk.frames)) > 8000, "speech")
+            await bot.send({"type": "close"})
+            await bot.gone()
+            await control.wait_closed()
+            assert control.close_code == 1000
+
+    run(main)
+
+
+def test_a_dial_that_does_not_name_its_call_says_what_to_do(server: FrontServer) -> None:
+    async def main() -> None:
+        async with waiting_asterisk(server.dial_port) as (url, came), bot_first(server, "1.2") as (_, owner):
+            with server.stopped(owner):
+                control = await connect(server.url(f"/media/asterisk?dial={url}1"), proxy=None)
+            await (await asyncio.wait_for(came.get(), 5)).tell(MEDIA_START)
+            await control.wait_closed()
+            assert control.close_code == 1013 and "call=ID" in (control.close_reason or "")
+
+    run(main)
+    (line,) = [line for line in server.logged("refused") if line["call"] == "1.2"]
+    assert "call=ID" in line["why"]
+
+
+def test_a_second_bot_is_refused_by_whichever_front_it_comes_to(server: FrontServer) -> None:
+    async def main() -> None:
+        async with bot_first(server, "CA-two") as (_, owner):
+            with server.stopped(owner):
+                second = asyncio.ensure_future(connect(server.url(call="CA-two"), proxy=None))
+                await asyncio.sleep(0.1)
+            socket = await second
+            told = json.loads(await asyncio.wait_for(socket.recv(), 5))
+            assert (told["type"], told["code"]) == ("error", "call_taken")
+            await socket.wait_closed()
+            assert socket.close_code == 4409
+
+    run(main)
+
+
+# --------------------------------------------------------------- many calls at once
+
+
+def test_the_two_legs_of_many_calls_come_at_the_same_instant(server: FrontServer) -> None:
+    """Each call gets both, whatever each leg's front was; and no call has two owners."""
+
+    async def one(n: int, go: asyncio.Event) -> None:
+        call = f"CA-same-{n}"
+        await go.wait()
+
+        async def bot_side() -> Bot:
+            bot = Bot(await connect(server.url(call=call), proxy=None, max_queue=None))
+            await bot.event("ready")
+            return bot
+
+        async def media_side() -> tuple[Any, TwilioPeer]:
+            media = calling(server.url("/media/twilio"), call)
+            peer = await media.__aenter__()
+            await peer.start()
+            return media, peer
+
+        bot, (media, peer) = await asyncio.gather(bot_side(), media_side())
+        await bot.event("call")
+        await bot.say("Hi there.", "a")
+        await bot.event("done", turn="a")
+        assert correlation(decoded(peer.played), rendering(["Hi there."])) > 0.97
+        await peer.hang_up()
+        await bot.gone()
+        await bot.aclose()
+        await media.__aexit__(None, None, None)
+
+    async def main() -> None:
+        go = asyncio.Event()
+        calls = [asyncio.create_task(one(n, go)) for n in range(40)]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*calls)
+
+    run(main, within_s=60)
+    by_front: dict[int, int] = {}
+    for line in server.logged("call_started"):
+        if line["call"].startswith("CA-same-"):
+            by_front[line["front"]] = by_front.get(line["front"], 0) + 1
+    assert sum(by_front.values()) == 40, "each call has begun once"
+    assert min(by_front.get(0, 0), by_front.get(1, 0)) >= 8, f"both fronts have calls: {by_front}"
+    assert server.claims == []
+
+
+def test_nothing_went_wrong_meanwhile(server: FrontServer) -> None:
+    """The last test of this file: what the server has logged."""
+    bad = [line for line in server.log if line["level"] in ("error", "critical")]
+    assert [line for line in bad if "call=ID" not in line.get("why", "")] == [], "but for the dial that named no call"
+    assert {line["event"] for line in server.log if line["level"] == "warning"} <= {"refused", "unclaimed"}
