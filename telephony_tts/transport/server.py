@@ -175,21 +175,33 @@ class Server:
         return connection
 
     async def drain(self) -> None:
-        """Refuse new calls, let live calls finish speaking for up to `drain_s`, then end the rest."""
+        """Refuse new calls. Live calls may go on for up to `drain_calls_s`, then finish speaking for up to `drain_s`; the
+        rest is ended."""
         self.registry.draining = True
-        calls = self.registry.calls()
-        if not calls:
+        settings = self.settings.server
+        if not self.registry.calls():
             return
-        _log.info("draining", calls=len(calls), at_most_s=self.settings.server.drain_s)
-        for call in calls:
+        _log.info(
+            "draining", calls=len(self.registry.calls()), calls_at_most_s=settings.drain_calls_s, at_most_s=settings.drain_s
+        )
+        if settings.drain_calls_s and await self._is_empty_within(settings.drain_calls_s):
+            return
+        for call in self.registry.calls():
             call.drain(1001, _CLOSE_REASON)
+        if await self._is_empty_within(settings.drain_s):
+            return
+        for call in self.registry.calls():
+            call.cut_off("drain", 1001, _CLOSE_REASON)
+        await self.registry.wait_empty()
+
+    async def _is_empty_within(self, seconds: float) -> bool:
+        """Wait until the last call has ended. False after `seconds`, or when `stop_at_once` is called."""
         try:
-            async with asyncio.timeout(0 if self._at_once else self.settings.server.drain_s) as self._drain_limit:
+            async with asyncio.timeout(0 if self._at_once else seconds) as self._drain_limit:
                 await self.registry.wait_empty()
         except TimeoutError:
-            for call in self.registry.calls():
-                call.cut_off("drain", 1001, _CLOSE_REASON)
-            await self.registry.wait_empty()
+            return False
+        return True
 
     def stop_at_once(self) -> None:
         """Stop waiting for live speech, now or when the drain begins."""
