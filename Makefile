@@ -135,7 +135,7 @@ images:
 	    *) echo "There is no image $$image; expected cpu, cuda, v100, bridge or asterisk" >&2; exit 1 ;; \
 	  esac; \
 	  echo "==> telephony-tts-$$image:$(TAG)"; \
-	  $(BUILDER) build --file $$file $${target:+--target $$target} --tag telephony-tts-$$image:$(TAG) \
+	  $(BUILDER) build $(if $(findstring docker,$(BUILDER)),,--format docker) --file $$file $${target:+--target $$target} --tag telephony-tts-$$image:$(TAG) \
 	    --build-arg VARIANT=$$image --build-arg VERSION=$(TAG) \
 	    --build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(git log -1 --format=%cI)" \
 	    $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \

@@ -18,11 +18,12 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 COPY --chmod=644 configs/asterisk /opt/telephony-tts/asterisk
 COPY --chmod=755 docker/asterisk.sh /opt/telephony-tts/asterisk.sh
-RUN cd /etc/asterisk \
- && cat /opt/telephony-tts/asterisk/extensions.conf >>extensions.conf \
- && cat /opt/telephony-tts/asterisk/pjsip.conf >>pjsip.conf \
- && touch websocket_client.conf \
- && chown asterisk:asterisk websocket_client.conf
+RUN cat /opt/telephony-tts/asterisk/extensions.conf >>/etc/asterisk/extensions.conf \
+ && cat /opt/telephony-tts/asterisk/pjsip.conf >>/etc/asterisk/pjsip.conf \
+ && touch /etc/asterisk/websocket_client.conf \
+ && chown asterisk:asterisk /etc/asterisk/websocket_client.conf
+# Debian's package gives this user its number.
+# hadolint ignore=DL3066
 USER asterisk:asterisk
 EXPOSE 5060/udp
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \

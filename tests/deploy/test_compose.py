@@ -81,9 +81,9 @@ def test_the_engines_configuration_and_address_fit_the_server() -> None:
     (source,) = [source for source, target in mounts("engine") if target in engine["command"]]
     assert config.load(str(FILE.parent / source), environ={}).engines.default == "hibari"
     listen = engine["command"][engine["command"].index("--listen") + 1]
-    assert listen == "0.0.0.0:9094"
+    assert listen == "0.0.0.0:8090"
     settings = yaml.safe_load((FILE.parent / "compose" / "engine.yaml").read_text(encoding="utf-8"))["engines"]
-    assert settings["remote"]["target"] == "engine:9094" and settings["default"] == "remote"
+    assert settings["remote"]["target"] == "engine:8090" and settings["default"] == "remote"
 
 
 def test_the_bridge_and_asterisk_reach_the_server() -> None:

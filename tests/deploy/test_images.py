@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -209,7 +208,7 @@ def test_the_build_has_what_builds_the_package() -> None:
 
 
 def test_the_bridges_image_has_what_the_bridge_imports() -> None:
-    """Its lock names only those packages, so it is a tenth of the server's."""
+    """Its lock names only those packages."""
     program = (
         "import sys, sip_bridge.cli, sip_bridge.app, telephony_tts.event_loop, telephony_tts.audio.resampler, uvloop\n"
         "print(*sorted({name.partition('.')[0] for name, module in sys.modules.items()"
@@ -224,5 +223,14 @@ def test_the_bridges_image_has_what_the_bridge_imports() -> None:
     assert imported - set(locked("bridge")) - {"telephony-tts", "sip-bridge"} == set()
 
 
-def test_check_torch_is_python() -> None:
-    ast.parse((LOCKS / "check_torch.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("variant", "cuda", "says"),
+    [("cuda", "none", ""), ("cuda", "any", "this PyTorch is for CUDA None"), ("v100", "12.6", "CUDA=12.6 was asked for")],
+)
+def test_an_image_with_the_wrong_pytorch_is_not_built(variant: str, cuda: str, says: str) -> None:
+    """The tests have a build for CPUs, which is right only where one is asked for."""
+    ended = subprocess.run(
+        [sys.executable, str(LOCKS / "check_torch.py"), variant, cuda],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode == 0) == (not says) and says in ended.stderr, ended.stderr
