@@ -48,8 +48,7 @@ BUILD_ARGS  ?=
 LOCK_CPU    := lang phrases lexicon pinyin formats
 LOCK_CUDA   := lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call images \
-  locks manifests clean
+.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
