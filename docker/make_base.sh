@@ -9,7 +9,7 @@ packages=${3:-python3,python3-venv,ca-certificates}
 storage=${STORAGE_DRIVER:-vfs}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mmdebstrap --variant=minbase --include="$packages" \
+mmdebstrap ${MMDEBSTRAP_OPTIONS:-} --variant=minbase --include="$packages" \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*' \
   "$suite" "$folder/base.tar"

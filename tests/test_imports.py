@@ -135,6 +135,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
     "telephony_tts.cli_engine": EVERYTHING,
+    "telephony_tts.cli_engine_status": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,
     "telephony_tts.cli_phrases": EVERYTHING,

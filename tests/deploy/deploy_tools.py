@@ -22,6 +22,8 @@ from typing import Any
 import yaml
 from environment import INSTALL_S, PEERS, only_one
 
+from telephony_tts import config
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "telephony-tts"
 MANIFESTS = ROOT / "deploy" / "k8s"
@@ -36,6 +38,8 @@ SCHEMAS = ("RayService", "ScaledObject", "ServiceMonitor")
 _RUN_S = 60
 
 Document = dict[str, Any]
+SECRETS = {"TELEPHONY_TTS_TOKENS": "a-token", "TELEPHONY_TTS_ENGINE_TOKEN": "a-token"}
+"""What a Secret gives the pods as variables."""
 
 
 @cache
@@ -118,6 +122,19 @@ def pod_templates(document: Document) -> list[Document]:
         cluster = spec["rayClusterConfig"]
         return [cluster["headGroupSpec"]["template"], *(each["template"] for each in cluster["workerGroupSpecs"])]
     return [spec["template"]] if "template" in spec else []
+
+
+def read_settings(path: Path) -> config.Config:
+    """A configuration file as the server reads it, with the variables of the Secret.
+
+    Until engines.ray is part of the server, its section is set aside, and the rest is read.
+    """
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if tree.get("engines", {}).get("default") == "ray" and "ray" not in config.ENGINES:
+        del tree["engines"]
+        path = path.with_suffix(".without-ray.yaml")
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return config.load(str(path), environ=SECRETS)
 
 
 _CHECK = """

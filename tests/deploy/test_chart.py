@@ -21,12 +21,14 @@ from deploy_tools import (
     of_kind,
     pod_templates,
     problems_of,
+    read_settings,
     rendered,
     template,
 )
 
 from sip_bridge.config import load as load_bridge
-from telephony_tts import config, metrics
+from telephony_tts import metrics
+from telephony_tts.config import Config
 
 pytestmark = pytest.mark.slow
 
@@ -55,11 +57,15 @@ def shape(request: pytest.FixtureRequest) -> list[Document]:
     return rendered(*(machine_flags(name) if name in MACHINES else VARIATIONS[name]))
 
 
-def settings_in(found: list[Document], name: str, key: str, folder: Path) -> str:
+def file_in(found: list[Document], name: str, key: str, folder: Path) -> Path:
     """A configuration file of a ConfigMap, written to `folder`."""
     path = folder / key
     path.write_text(of_kind(found, "ConfigMap", name)["data"][key], encoding="utf-8")
-    return str(path)
+    return path
+
+
+def front_settings(found: list[Document], folder: Path) -> Config:
+    return read_settings(file_in(found, "telephony-tts-front", "server.yaml", folder))
 
 
 # ------------------------------------------------------------------ Kubernetes
@@ -161,7 +167,7 @@ def test_selectors_find_their_pods_and_references_their_targets(shape: list[Docu
 def test_the_grace_period_is_longer_than_the_longest_call(shape: list[Document], tmp_path: Path) -> None:
     """preStop, then the calls, then their speech: the kubelet must not kill before all of it is over."""
     pod = of_kind(shape, "Deployment", "telephony-tts-front")["spec"]["template"]["spec"]
-    server = config.load(settings_in(shape, "telephony-tts-front", "server.yaml", tmp_path), environ={}).server
+    server = front_settings(shape, tmp_path).server
     sleep_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert sleep_s >= 5, "load balancers learn of the end only after some seconds"
     assert server.drain_calls_s >= 60 and server.drain_s > 0
@@ -170,7 +176,7 @@ def test_the_grace_period_is_longer_than_the_longest_call(shape: list[Document],
 
 def test_the_bridge_waits_for_its_calls_too(tmp_path: Path) -> None:
     found = rendered(*machine_flags("cpu"))
-    bridge = load_bridge(settings_in(found, "telephony-tts-bridge", "sip_bridge.yaml", tmp_path), environ={})
+    bridge = load_bridge(str(file_in(found, "telephony-tts-bridge", "sip_bridge.yaml", tmp_path)), environ={})
     pod = of_kind(found, "Deployment", "telephony-tts-bridge")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > bridge.drain_s >= 3600
     assert bridge.server.url == f"ws://telephony-tts-front.{NAMESPACE}.svc:8080/media/native"
@@ -183,14 +189,14 @@ def test_the_front_is_ready_when_it_is_warm_and_its_port_is_right(shape: list[Do
     (container,) = of_kind(shape, "Deployment", "telephony-tts-front")["spec"]["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", "a draining pod must not be restarted"
-    server = config.load(settings_in(shape, "telephony-tts-front", "server.yaml", tmp_path), environ={}).server
+    server = front_settings(shape, tmp_path).server
     assert (server.host, container["ports"]) == ("0.0.0.0", [{"name": "http", "containerPort": server.port}])
 
 
 def test_fronts_are_added_at_eight_tenths_of_their_calls_and_removed_slowly(tmp_path: Path) -> None:
     for machine, calls in (("l20", 200), ("cpu", 100)):
         found = rendered(*machine_flags(machine))
-        own = config.load(settings_in(found, "telephony-tts-front", "server.yaml", tmp_path), environ={})
+        own = front_settings(found, tmp_path)
         assert own.limits.calls == calls
         if machine == "l20":
             scaler = of_kind(found, "ScaledObject")["spec"]
@@ -253,11 +259,11 @@ def test_secrets_are_in_no_configuration(tmp_path: Path) -> None:
 
 def test_the_servers_settings_are_valid(shape: list[Document], tmp_path: Path) -> None:
     """The ConfigMaps are read as the server reads them, with the Secret's variables."""
-    secrets = {"TELEPHONY_TTS_TOKENS": "a-token", "TELEPHONY_TTS_ENGINE_TOKEN": "a-token"}
-    config.load(settings_in(shape, "telephony-tts-front", "server.yaml", tmp_path), environ=secrets)
+    front_settings(shape, tmp_path)
     if any(each["metadata"]["name"] == "telephony-tts-engine" and each["kind"] == "ConfigMap" for each in shape):
-        engine = config.load(settings_in(shape, "telephony-tts-engine", "engine.yaml", tmp_path), environ=secrets)
+        engine = read_settings(file_in(shape, "telephony-tts-engine", "engine.yaml", tmp_path))
         assert engine.engines.cosyvoice2.model == "/models/CosyVoice2-0.5B"
+        assert engine.server.drain_s == 60, "engine.drain_s"
 
 
 @pytest.mark.parametrize("machine", [each for each in MACHINES if each != "cpu"])
@@ -282,6 +288,9 @@ def test_engine_pods_are_named_one_by_one() -> None:
     service = of_kind(found, "Service", pods["spec"]["serviceName"])
     assert service["spec"]["clusterIP"] == "None"
     port = pods["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    container = pods["spec"]["template"]["spec"]["containers"][0]
+    assert container["startupProbe"]["exec"]["command"] == ["telephony-tts", "engine", "status", f"127.0.0.1:{port}"]
+    assert container["args"][-1] == f"0.0.0.0:{port}"
     where = f"{pods['spec']['serviceName']}.{NAMESPACE}.svc:{port}"
     assert settings["remote"]["target"].split(",") == [f"{pods['metadata']['name']}-{n}.{where}" for n in range(3)]
 
@@ -344,6 +353,7 @@ def test_ray_gets_one_engine_for_each_pod_and_as_many_as_the_autoscaler_may_have
         (["secrets.existing="], "secrets.existing: missing"),
         (["secrets.values.TELEPHONY_TTS_TOKENS=a-long-token"], "secrets.values: has no effect"),
         (["secrets.existing=", "secrets.values.TELEPHONY_TTS_BOT_TOKEN=a-long-token"], "secrets.values.TELEPHONY_TTS_TOKENS"),
+        (["engine.mode=remote", "engine.config.server.drain_s=5"], "engine.config.server.drain_s: the chart sets it"),
         (["front.config.limits.calls=10"], "front.config.limits.calls: the chart sets it; use front.calls"),
         (["front.config.server.port=80"], "front.config.server.port: the chart sets it; use front.service"),
         (["bridge.enabled=true", "bridge.config.drain_s=5"], "bridge.config.drain_s: the chart sets it"),

@@ -51,7 +51,9 @@ settings is refused, because it would have no effect.
 {{- if not .Values.engine.config -}}
   {{- fail "engine.config: missing; engine pods need the engine's settings, as in values-l20.yaml" -}}
 {{- end -}}
-{{- toYaml .Values.engine.config -}}
+{{- include "tts.refuseOwned" (dict "config" .Values.engine.config "where" "engine.config" "owned" (list
+      (dict "key" "server.drain_s" "use" "engine.drain_s"))) -}}
+{{- toYaml (mustMergeOverwrite (deepCopy .Values.engine.config) (dict "server" (dict "drain_s" (int .Values.engine.drain_s)))) -}}
 {{- end -}}
 
 {{- define "tts.bridgeConfig" -}}
