@@ -14,8 +14,9 @@ sys.path += [str(TESTS / "deploy"), str(TESTS / "peers")]
 from deploy_tools import MACHINES, MANIFESTS, NAMESPACE, machine_flags, template  # noqa: E402
 
 HEAD = """\
-# Written by `make manifests` from deploy/helm/telephony-tts with values-{machine}.yaml. Change the image names, the bot's
-# address and the labels of nodes, and make the Secret (docs/deploy.md). Then: kubectl -n {namespace} apply -f {machine}.yaml
+# Written by `make manifests` from deploy/helm/telephony-tts with values-{machine}.yaml. Change the image names, the
+# bot's address and the labels of nodes, and make the Secret (docs/deploy.md). Then:
+# kubectl -n {namespace} apply -f {machine}.yaml
 """
 
 

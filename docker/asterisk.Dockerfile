@@ -16,12 +16,13 @@ LABEL org.opencontainers.image.title="telephony-tts (asterisk)" \
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends asterisk \
  && rm -rf /var/lib/apt/lists/*
-COPY --chmod=644 configs/asterisk /opt/telephony-tts/asterisk
+COPY configs/asterisk /opt/telephony-tts/asterisk
 COPY --chmod=755 docker/asterisk.sh /opt/telephony-tts/asterisk.sh
 RUN cat /opt/telephony-tts/asterisk/extensions.conf >>/etc/asterisk/extensions.conf \
  && cat /opt/telephony-tts/asterisk/pjsip.conf >>/etc/asterisk/pjsip.conf \
  && touch /etc/asterisk/websocket_client.conf \
- && chown asterisk:asterisk /etc/asterisk/websocket_client.conf
+ && chown asterisk:asterisk /etc/asterisk/websocket_client.conf \
+ && install --directory --owner=asterisk --group=asterisk /run/asterisk
 # Debian's package gives this user its number.
 # hadolint ignore=DL3066
 USER asterisk:asterisk

@@ -20,7 +20,7 @@ PIP_TOOLS = ("pip-tools==7.5.2", "pip==25.3")
 BRIDGE = ("numpy", "websockets", "prometheus-client", "pyyaml", "soxr", "uvloop", "av", "h11")
 """What telephony-sip-bridge imports of the project's requirements (tests/deploy/test_images.py)."""
 LATER = ("torch", "triton", "nvidia-", "cuda-")
-"""PyTorch, and what names begin with that its builds for GPUs pin themselves: which build is right depends on the card."""
+"""Names that begin so are not pinned: PyTorch, whose right build depends on the card, and what it pins itself."""
 RESOLVE_S = 600
 
 

@@ -52,7 +52,8 @@ async def _ask(settings: Config, listed: str | None, within_s: float) -> int:
     await engine.start()
     try:
         stats = engine.stats()
-        print(f"ready: {len(engine.voices)} voices, {stats.n_running} speaking, {stats.n_queued} waiting, load {stats.load:.2f}")
+        work = f"{stats.n_running} speaking, {stats.n_queued} waiting, load {stats.load:.2f}"
+        print(f"ready: {len(engine.voices)} voices, {work}")
     finally:
         await engine.close()
     return 0

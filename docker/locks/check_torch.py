@@ -13,10 +13,7 @@ import torch
 variant, wanted = sys.argv[1:]
 cuda = torch.version.cuda
 print(f"PyTorch {torch.__version__}, CUDA {cuda}, code for {' '.join(torch.cuda.get_arch_list()) or 'no GPU'}")
-if wanted == "none":
-    fits = cuda is None
-else:
-    fits = cuda is not None and (wanted == "any" or cuda.startswith(wanted))
+fits = cuda is None if wanted == "none" else cuda is not None and (wanted == "any" or cuda.startswith(wanted))
 if not fits:
     sys.exit(f"this PyTorch is for CUDA {cuda}, and CUDA={wanted} was asked for; choose another TORCH or TORCH_INDEX")
 if variant == "v100" and wanted != "none" and "sm_70" not in torch.cuda.get_arch_list():

@@ -175,15 +175,14 @@ class Server:
         return connection
 
     async def drain(self) -> None:
-        """Refuse new calls. Live calls may go on for up to `drain_calls_s`, then finish speaking for up to `drain_s`; the
-        rest is ended."""
+        """Refuse new calls. Live calls may go on for up to `drain_calls_s`, then finish speaking for up to `drain_s`.
+        The rest is ended."""
         self.registry.draining = True
         settings = self.settings.server
         if not self.registry.calls():
             return
-        _log.info(
-            "draining", calls=len(self.registry.calls()), calls_at_most_s=settings.drain_calls_s, at_most_s=settings.drain_s
-        )
+        n_calls, calls_s, speech_s = len(self.registry.calls()), settings.drain_calls_s, settings.drain_s
+        _log.info("draining", calls=n_calls, calls_at_most_s=calls_s, at_most_s=speech_s)
         if settings.drain_calls_s and await self._is_empty_within(settings.drain_calls_s):
             return
         for call in self.registry.calls():

@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders is valid Kubernetes, its settings are valid for the server, wrong values are refused."""
+"""The Helm chart: it renders valid Kubernetes and settings that the server reads, and refuses wrong values."""
 
 from __future__ import annotations
 
@@ -36,14 +36,18 @@ BOT = "front.config.bot.url=ws://bot:9000/"
 TWO_PODS = ("--set", "front.replicas=2,front.legs=one-socket")
 EVERYTHING = (
     *machine_flags("l20"),
-    "--set", "bridge.enabled=true,front.ingress.enabled=true,front.ingress.host=voice.example.com,front.ingress.tls_secret=tls",
-    "--set", "secrets.existing=,secrets.values.TELEPHONY_TTS_TOKENS=a-long-token,secrets.values.TELEPHONY_TTS_ENGINE_TOKEN=another-token",
+    "--set", "bridge.enabled=true,front.ingress.enabled=true",
+    "--set", "front.ingress.host=voice.example.com,front.ingress.tls_secret=tls",
+    "--set", "secrets.existing=,secrets.values.TELEPHONY_TTS_TOKENS=a-long-token",
+    "--set", "secrets.values.TELEPHONY_TTS_ENGINE_TOKEN=another-token",
 )  # fmt: skip
 VARIATIONS: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "remote": (*machine_flags("l20"), "--set", "engine.mode=remote,engine.replicas=3"),
     "hpa": (*TWO_PODS, "--set", "front.autoscaling.kind=hpa"),
-    "image volume": (*machine_flags("l20"), "--set", "model.source=image,model.pull.enabled=false,model.image.reference=models:1"),
+    "image volume": (
+        *machine_flags("l20"), "--set", "model.source=image,model.pull.enabled=false,model.image.reference=models:1",
+    ),
     "host folder": (*machine_flags("l20"), "--set", "model.source=host,model.host.path=/data/models"),
     "GPU in the front": (*machine_flags("h200"), "--set", "engine.mode=local"),
     "everything": EVERYTHING,
@@ -343,7 +347,10 @@ def test_ray_gets_one_engine_for_each_pod_and_as_many_as_the_autoscaler_may_have
         (["front.legs=server-dials-bot"], "front.config.bot.url: missing"),
         (["front.legs=hashed-by-ingress"], "front.ingress.enabled: must be true"),
         (["front.ingress.enabled=true"], "front.ingress.host: missing"),
-        (["front.legs=one-socket", "front.autoscaling.kind=keda", "front.autoscaling.min=20"], "front.autoscaling.min: 20 is"),
+        (
+            ["front.legs=one-socket", "front.autoscaling.kind=keda", "front.autoscaling.min=20"],
+            "front.autoscaling.min: 20 is above front.autoscaling.max (10)",
+        ),
         (["engine.ray.min=9"], "engine.ray.min: 9 is above engine.ray.max (4)"),
         (["engine.mode=remote"], "engine.config: missing"),
         (["engine.config.engines.cosyvoice2.model=/models/x"], "model.source: is none"),
@@ -352,7 +359,10 @@ def test_ray_gets_one_engine_for_each_pod_and_as_many_as_the_autoscaler_may_have
         (["model.source=host"], "model.host.path: missing"),
         (["secrets.existing="], "secrets.existing: missing"),
         (["secrets.values.TELEPHONY_TTS_TOKENS=a-long-token"], "secrets.values: has no effect"),
-        (["secrets.existing=", "secrets.values.TELEPHONY_TTS_BOT_TOKEN=a-long-token"], "secrets.values.TELEPHONY_TTS_TOKENS"),
+        (
+            ["secrets.existing=", "secrets.values.TELEPHONY_TTS_BOT_TOKEN=a-long-token"],
+            "secrets.values.TELEPHONY_TTS_TOKENS: missing",
+        ),
         (["engine.mode=remote", "engine.config.server.drain_s=5"], "engine.config.server.drain_s: the chart sets it"),
         (["front.config.limits.calls=10"], "front.config.limits.calls: the chart sets it; use front.calls"),
         (["front.config.server.port=80"], "front.config.server.port: the chart sets it; use front.service"),
@@ -396,6 +406,7 @@ def test_the_dashboard_shows_metrics_that_the_server_has() -> None:
     described = set(re.findall(r"^# TYPE (\w+)", exposed, re.MULTILINE))
     known = described | {f"{name}_bucket" for name in described}
     assert len(shown) > 12 and shown - known == set()
-    assert of_kind(rendered(*EVERYTHING), "ConfigMap", "telephony-tts-dashboard")["data"]["telephony-tts.json"].strip() == (
-        CHART / "dashboards" / "telephony-tts.json"
-    ).read_text(encoding="utf-8").strip()
+    assert (
+        of_kind(rendered(*EVERYTHING), "ConfigMap", "telephony-tts-dashboard")["data"]["telephony-tts.json"].strip()
+        == (CHART / "dashboards" / "telephony-tts.json").read_text(encoding="utf-8").strip()
+    )

@@ -32,7 +32,9 @@ def _without_variables(rows: list[str]) -> list[str]:
 
 
 def test_it_has_every_part_of_the_system() -> None:
-    assert {"telephony-tts", "engine", "ray-head", "ray-replica", "bridge", "asterisk", "prometheus", "grafana"} <= set(SERVICES)
+    assert {"telephony-tts", "engine", "ray-head", "ray-replica", "bridge", "asterisk", "prometheus", "grafana"} <= set(
+        SERVICES
+    )
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -96,7 +98,7 @@ def test_the_bridge_and_asterisk_reach_the_server() -> None:
     client = (ROOT / "configs" / "asterisk" / "websocket_client.conf").read_text(encoding="utf-8")
     assert "uri = ws://127.0.0.1:8080/media/asterisk" in client
     program = (ROOT / "docker" / "asterisk.sh").read_text(encoding="utf-8")
-    (pattern,) = re.findall(r's/\^(.*)\.\*/', program)
+    (pattern,) = re.findall(r"s/\^(.*)\.\*/", program)
     assert re.search(f"^{pattern}", client, re.MULTILINE), "the password is replaced"
 
 

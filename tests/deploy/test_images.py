@@ -61,7 +61,9 @@ def command_of(target: str) -> list[str]:
 def copied() -> set[str]:
     """What all files of this folder copy from the project."""
     rows = [rest for file in FILES for stage in stages(file).values() for word, rest in stage if word == "COPY"]
-    parts = [[each for each in shlex.split(row) if not each.startswith("--chmod")] for row in rows if "--from=" not in row]
+    parts = [
+        [each for each in shlex.split(row) if not each.startswith("--chmod")] for row in rows if "--from=" not in row
+    ]
     return {source for *sources, _ in parts for source in sources}
 
 
@@ -85,7 +87,14 @@ def test_hadolint_is_at_work(tmp_path: Path) -> None:
 
 def test_all_that_the_images_copy_exists_and_is_not_ignored() -> None:
     sources = copied()
-    assert {"pyproject.toml", "LICENSE", "telephony_tts", "sip_bridge", "configs/server.yaml", "docker/locks"} <= sources
+    assert {
+        "pyproject.toml",
+        "LICENSE",
+        "telephony_tts",
+        "sip_bridge",
+        "configs/server.yaml",
+        "docker/locks",
+    } <= sources
     assert [source for source in sources if not (ROOT / source).exists()] == []
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = [line[1:] for line in lines if line.startswith("!")]
@@ -141,7 +150,9 @@ def test_the_server_starts_with_flags_that_exist() -> None:
 
 
 def test_a_container_without_a_token_stops_and_says_how_to_get_one() -> None:
-    command = [str(ROOT / "configs" / "server.yaml") if part.endswith(".yaml") else part for part in command_of("server")]
+    command = [
+        str(ROOT / "configs" / "server.yaml") if part.endswith(".yaml") else part for part in command_of("server")
+    ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TELEPHONY_TTS_")}
     ended = subprocess.run(
         [sys.executable, "-m", "telephony_tts.cli", *command[1:]],
@@ -193,7 +204,9 @@ def test_the_lock_has_what_the_project_requires(lock: str) -> None:
     assert len(wanted) > len(PROJECT["dependencies"]) + 3
     missing = []
     for requirement in map(Requirement, wanted):
-        if requirement.name == "torch" or (requirement.marker and not requirement.marker.evaluate({"python_version": "3.12"})):
+        if requirement.name == "torch" or (
+            requirement.marker and not requirement.marker.evaluate({"python_version": "3.12"})
+        ):
             continue
         version = pinned.get(canonicalize_name(requirement.name))
         if version is None or version not in requirement.specifier:
@@ -225,7 +238,11 @@ def test_the_bridges_image_has_what_the_bridge_imports() -> None:
 
 @pytest.mark.parametrize(
     ("variant", "cuda", "says"),
-    [("cuda", "none", ""), ("cuda", "any", "this PyTorch is for CUDA None"), ("v100", "12.6", "CUDA=12.6 was asked for")],
+    [
+        ("cuda", "none", ""),
+        ("cuda", "any", "this PyTorch is for CUDA None"),
+        ("v100", "12.6", "CUDA=12.6 was asked for"),
+    ],
 )
 def test_an_image_with_the_wrong_pytorch_is_not_built(variant: str, cuda: str, says: str) -> None:
     """The tests have a build for CPUs, which is right only where one is asked for."""
