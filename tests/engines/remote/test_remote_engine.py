@@ -442,7 +442,7 @@ def test_another_replica_speaks_when_one_is_killed_before_its_first_audio() -> N
             async with attached(slow.address) as engine:
                 task = asyncio.create_task(speak(engine, Utterance("u", TEXT)))
                 await until(lambda: engine.stats().n_queued == 1, "the sentence is sent")
-                engine.set_targets([slow.address, quick.address])
+                engine.set_targets({slow.address: None, quick.address: None})
                 await until(lambda: len(engine._ready) == 2, "both replicas")
                 os.kill(slow.pid, signal.SIGKILL)
                 assert np.array_equal(joined(await task), render(TEXT)), "all of it, once"
@@ -459,7 +459,7 @@ def test_another_replica_speaks_when_one_is_late() -> None:
                 begun_s = time.monotonic()
                 task = asyncio.create_task(speak(engine, Utterance("u", TEXT)))
                 await until(lambda: engine.stats().n_queued == 1, "the sentence is sent")
-                engine.set_targets([late.address, quick.address])
+                engine.set_targets({late.address: None, quick.address: None})
                 assert np.array_equal(joined(await task), render(TEXT))
                 assert 0.3 <= time.monotonic() - begun_s < 1.5
                 await until(lambda: engine.stats() == EngineStats(), "the late one lets go")
@@ -496,7 +496,7 @@ def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
             await until(lambda: servers[0].n_utterances == 1, "the first server has it")
             feed.push("two ")
             await asyncio.sleep(0.05)
-            engine.set_targets(addresses)
+            engine.set_targets(dict.fromkeys(addresses))
             await until(lambda: len(engine._ready) == 2, "both servers")
             await servers[0].close()
             await until(lambda: servers[1].n_utterances == 1, "the second server has it")
@@ -513,7 +513,7 @@ def test_a_replica_that_is_removed_finishes_what_it_speaks() -> None:
         async def work() -> None:
             async with attached(one.address) as engine:
                 stream, chunk = await first_chunk(engine, TEXT)
-                engine.set_targets([two.address])
+                engine.set_targets({two.address: None})
                 heard = [chunk] + [each async for each in stream]
                 assert np.array_equal(joined(heard), render(TEXT))
                 await until(lambda: not engine._leaving, "its connection is closed")
