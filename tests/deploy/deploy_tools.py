@@ -125,15 +125,7 @@ def pod_templates(document: Document) -> list[Document]:
 
 
 def read_settings(path: Path) -> config.Config:
-    """A configuration file as the server reads it, with the variables of the Secret.
-
-    Until engines.ray is part of the server, its section is set aside, and the rest is read.
-    """
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if tree.get("engines", {}).get("default") == "ray" and "ray" not in config.ENGINES:
-        del tree["engines"]
-        path = path.with_suffix(".without-ray.yaml")
-        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    """A configuration file as the server reads it, with the variables of the Secret."""
     return config.load(str(path), environ=SECRETS)
 
 

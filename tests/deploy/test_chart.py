@@ -101,8 +101,9 @@ def test_a_wrong_document_does_not_fit_the_schemas() -> None:
     assert "imagePullPolice" in problem, "pod templates of Ray are checked as pods"
 
 
-def test_helm_itself_finds_nothing_to_say(shape: list[Document]) -> None:
-    linted = helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_helm_itself_finds_nothing_to_say(machine: str) -> None:
+    linted = helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE, *machine_flags(machine))
     assert linted.returncode == 0 and "1 chart(s) linted, 0 chart(s) failed" in linted.stdout, linted.stdout
 
 
@@ -280,6 +281,7 @@ def test_the_engine_of_a_machine_is_that_of_its_configuration(machine: str) -> N
     assert {name: each for name, each in ours["cosyvoice2"].items() if name not in places} == {
         name: each for name, each in theirs["cosyvoice2"].items() if name not in places
     }
+    assert values["engine"]["mode"] == "ray"
     assert (ours["default"], ours["routes"]) == (theirs["default"], theirs["routes"])
     assert values["engine"]["image"] == ("telephony-tts-v100" if machine == "v100" else "telephony-tts-cuda")
 
@@ -299,21 +301,46 @@ def test_engine_pods_are_named_one_by_one() -> None:
     assert settings["remote"]["target"].split(",") == [f"{pods['metadata']['name']}-{n}.{where}" for n in range(3)]
 
 
-def test_ray_gets_one_engine_for_each_pod_and_as_many_as_the_autoscaler_may_have() -> None:
+def test_ray_gets_as_many_engines_as_the_pods_hold(tmp_path: Path) -> None:
     found = rendered(*machine_flags("v100"), "--set", "engine.ray.per_pod=2,engine.ray.max=5")
     ray = of_kind(found, "RayService")["spec"]
-    serve = yaml.safe_load(ray["serveConfigV2"])
-    (application,) = serve["applications"]
-    (deployment,) = application["deployments"]
     (group,) = ray["rayClusterConfig"]["workerGroupSpecs"]
     assert (group["minReplicas"], group["maxReplicas"]) == (1, 5)
-    scaling = deployment["autoscaling_config"]
-    assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 10), "two engines share a card"
-    assert deployment["ray_actor_options"]["num_gpus"] == 0.5
+    engines = read_settings(file_in(found, "telephony-tts-engine", "engine.yaml", tmp_path)).engines.ray
+    assert (engines.replicas, engines.max_replicas) == (2, 10), "two engines share a card"
+    assert (engines.engine, engines.gpus) == ("cosyvoice2", 0.5)
     assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert ray["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "no engine beside the control"
-    grace_s = group["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s > deployment["graceful_shutdown_timeout_s"], "a replica finishes what it speaks"
+    assert group["template"]["spec"]["terminationGracePeriodSeconds"] > 60, "a replica finishes what it speaks"
+
+
+def test_serve_builds_our_application_from_a_file_that_is_mounted(tmp_path: Path) -> None:
+    """The import path leads to the function that `telephony-tts ray up` uses, and to the name that fronts ask for."""
+    found = rendered(*machine_flags("l20"))
+    ray = of_kind(found, "RayService")
+    (application,) = yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"]
+    module, _, function = application["import_path"].partition(":")
+    source = CHART.parents[2].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    (arguments,) = re.findall(rf"^def {function}\((.*)\)", source, re.MULTILINE)
+    assert arguments.startswith("args: Mapping[str, Any]") and 'args.get("config")' in source
+    fronts = front_settings(found, tmp_path).engines
+    assert (fronts.default, fronts.ray.app) == ("ray", application["name"])
+    assert fronts.ray.address == f"ray://{ray['metadata']['name']}-head-svc.{NAMESPACE}.svc:10001"
+    for template_ in pod_templates(ray):
+        (container,) = template_["spec"]["containers"]
+        folders = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert str(Path(application["args"]["config"]).parent) in folders
+    head, _ = pod_templates(ray)
+    ports = {each["name"]: each["containerPort"] for each in head["spec"]["containers"][0]["ports"]}
+    assert ports["client"] == 10001 and ports["dashboard"] == 8265
+
+
+def test_a_pod_with_more_processes_says_so_to_the_server() -> None:
+    found = rendered("--set", "front.processes=4")
+    settings = yaml.safe_load(of_kind(found, "ConfigMap", "telephony-tts-front")["data"]["server.yaml"])
+    assert settings["server"]["processes"] == 4
+    one = yaml.safe_load(of_kind(rendered(), "ConfigMap", "telephony-tts-front")["data"]["server.yaml"])
+    assert "processes" not in one["server"]
 
 
 # --------------------------------------------------------------- wrong values

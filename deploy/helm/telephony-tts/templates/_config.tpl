@@ -22,6 +22,7 @@ settings is refused, because it would have no effect.
       (dict "key" "server.host" "use" "nothing: a pod listens on all its addresses")
       (dict "key" "server.port" "use" "front.service: a pod listens on 8080")
       (dict "key" "server.drain_calls_s" "use" "front.longest_call_s")
+      (dict "key" "server.processes" "use" "front.processes")
       (dict "key" "limits.calls" "use" "front.calls")
       (dict "key" "engines.default" "use" "engine.mode and engine.config"))) -}}
 {{- $config := deepCopy $front.config -}}
@@ -37,13 +38,14 @@ settings is refused, because it would have no effect.
   {{- end -}}
   {{- $engines = dict "default" "remote" "routes" dict "remote" (dict "target" (join "," $targets)) -}}
 {{- else -}}
-  {{- $address := printf "%s-engine-head-svc.%s.svc:6379" (include "tts.name" .) .Release.Namespace -}}
+  {{- $address := printf "ray://%s-engine-head-svc.%s.svc:10001" (include "tts.name" .) .Release.Namespace -}}
   {{- $engines = dict "default" "ray" "routes" dict "ray" (dict "address" $address) -}}
 {{- end -}}
 {{- $own := dict
       "server" (dict "host" "0.0.0.0" "port" 8080 "drain_calls_s" (int $front.longest_call_s))
       "limits" (dict "calls" (int $front.calls)) -}}
 {{- if $engines }}{{ $_ := set $own "engines" $engines }}{{ end -}}
+{{- if gt (int $front.processes) 1 }}{{ $_ := set $own.server "processes" (int $front.processes) }}{{ end -}}
 {{- toYaml (mustMergeOverwrite $config $own) -}}
 {{- end -}}
 
@@ -52,8 +54,25 @@ settings is refused, because it would have no effect.
   {{- fail "engine.config: missing; engine pods need the engine's settings, as in values-l20.yaml" -}}
 {{- end -}}
 {{- include "tts.refuseOwned" (dict "config" .Values.engine.config "where" "engine.config" "owned" (list
-      (dict "key" "server.drain_s" "use" "engine.drain_s"))) -}}
-{{- toYaml (mustMergeOverwrite (deepCopy .Values.engine.config) (dict "server" (dict "drain_s" (int .Values.engine.drain_s)))) -}}
+      (dict "key" "server.drain_s" "use" "engine.drain_s")
+      (dict "key" "engines.ray" "use" "engine.ray"))) -}}
+{{- $own := dict "server" (dict "drain_s" (int .Values.engine.drain_s)) -}}
+{{- if eq .Values.engine.mode "ray" -}}
+  {{- $ray := .Values.engine.ray -}}
+  {{- $engine := dig "engines" "default" "hibari" .Values.engine.config -}}
+  {{- $_ := set $own "engines" (dict "ray" (dict
+        "address" "auto"
+        "app" "telephony-tts"
+        "engine" $engine
+        "replicas" (mul (int $ray.min) (int $ray.per_pod))
+        "max_replicas" (mul (int $ray.max) (int $ray.per_pod))
+        "cpus" (divf 1 (float64 $ray.per_pod))
+        "gpus" (divf (float64 .Values.engine.gpus) (float64 $ray.per_pod))
+        "target_load" (float64 $ray.target_load)
+        "upscale_delay_s" (int $ray.scale_up_after_s)
+        "downscale_delay_s" (int $ray.scale_down_after_s))) -}}
+{{- end -}}
+{{- toYaml (mustMergeOverwrite (deepCopy .Values.engine.config) $own) -}}
 {{- end -}}
 
 {{- define "tts.bridgeConfig" -}}
@@ -117,7 +136,7 @@ settings is refused, because it would have no effect.
 {{- if and .Values.secrets.values (not (hasKey .Values.secrets.values "TELEPHONY_TTS_TOKENS")) -}}
   {{- fail "secrets.values.TELEPHONY_TTS_TOKENS: missing; a server that others can reach needs a token (openssl rand -hex 32)" -}}
 {{- end -}}
-{{- if and .Values.secrets.values (ne .Values.engine.mode "local") (not (hasKey .Values.secrets.values "TELEPHONY_TTS_ENGINE_TOKEN")) -}}
+{{- if and .Values.secrets.values (eq .Values.engine.mode "remote") (not (hasKey .Values.secrets.values "TELEPHONY_TTS_ENGINE_TOKEN")) -}}
   {{- fail "secrets.values.TELEPHONY_TTS_ENGINE_TOKEN: missing; fronts and engine pods need a shared token (openssl rand -hex 32)" -}}
 {{- end -}}
 {{- if and .Values.model.pull.enabled (not (has .Values.model.source (list "pvc" "host"))) -}}
