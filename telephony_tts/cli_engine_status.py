@@ -53,7 +53,8 @@ async def _ask(settings: Config, listed: str | None, within_s: float) -> int:
     try:
         stats = engine.stats()
         work = f"{stats.n_running} speaking, {stats.n_queued} waiting, load {stats.load:.2f}"
-        print(f"ready: {len(engine.voices)} voices, {work}")
+        n_voices = len(engine.voices)
+        print(f"ready: {n_voices} voice{'' if n_voices == 1 else 's'}, {work}")
     finally:
         await engine.close()
     return 0
