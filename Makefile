@@ -34,7 +34,21 @@ export OPENBLAS_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call clean
+comma := ,
+# make images: which, the program that builds (docker, podman or buildah), the base image, PyTorch for GPUs, pip's
+# configuration for the build alone, and more flags, such as BUILD_ARGS='--isolation chroot'.
+IMAGES      ?= cpu cuda bridge asterisk
+BUILDER     ?= $(firstword $(foreach program,docker podman buildah,$(if $(shell command -v $(program)),$(program))))
+BASE        ?=
+TAG         ?= 0.1.0
+TORCH_INDEX ?=
+PIP_CONF    ?=
+BUILD_ARGS  ?=
+# The extras in the images.
+LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
+LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
+
+.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -48,6 +62,9 @@ help:
 	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
 	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
 	@echo "make asterisk-demo   a real Asterisk, the server and a bot to call; make asterisk-call calls it"
+	@echo "make images  build the container images: cpu, cuda, bridge, asterisk   (IMAGES=v100 TORCH_INDEX=...)"
+	@echo "make locks   pin the Python packages of the images anew, in docker/locks"
+	@echo "make manifests   render deploy/k8s from the Helm chart"
 	@echo "make clean   remove what was installed and built here"
 
 run: $(VENV)/.installed
@@ -104,6 +121,31 @@ asterisk-demo: $(VENV)/.installed
 
 asterisk-call: $(VENV)/.installed
 	@exec $(BIN)/python examples/asterisk_demo/demo.py --call $(EXTENSION) $(DEMO_ARGS)
+
+images:
+	@[ -n "$(BUILDER)" ] || { echo "No docker, podman or buildah was found. On Debian: apt-get install buildah" >&2; exit 1; }
+	@set -e; for image in $(IMAGES); do \
+	  case $$image in \
+	    asterisk) file=docker/asterisk.Dockerfile target= ;; \
+	    bridge)   file=docker/Dockerfile target=bridge ;; \
+	    v100)     file=docker/Dockerfile target=server; \
+	      [ -n "$(TORCH_INDEX)" ] || { echo "A V100 needs PyTorch for CUDA 12.6: set TORCH_INDEX to PyTorch's index of it" >&2; exit 1; } ;; \
+	    cpu|cuda) file=docker/Dockerfile target=server ;; \
+	    *) echo "There is no image $$image; expected cpu, cuda, v100, bridge or asterisk" >&2; exit 1 ;; \
+	  esac; \
+	  echo "==> telephony-tts-$$image:$(TAG)"; \
+	  $(BUILDER) build $(if $(findstring docker,$(BUILDER)),,--format docker) --file $$file $${target:+--target $$target} --tag telephony-tts-$$image:$(TAG) \
+	    --build-arg VARIANT=$$image --build-arg VERSION=$(TAG) \
+	    --build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(git log -1 --format=%cI)" \
+	    $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+	    $(if $(PIP_CONF),--secret id=pip_conf$(comma)src=$(PIP_CONF)) $(BUILD_ARGS) .; \
+	done
+
+locks: $(VENV)/.installed-dev
+	@$(BIN)/python docker/make_locks.py --cpu "$(LOCK_CPU)" --cuda "$(LOCK_CUDA)"
+
+manifests: $(VENV)/.installed-dev
+	@$(BIN)/python deploy/render.py
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info

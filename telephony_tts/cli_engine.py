@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from telephony_tts.cli_engine_status import add_status
 from telephony_tts.cli_settings import config_flags, load
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_engine(command: Command) -> None:
         help=f"unix:/PATH or HOST:PORT (default {DEFAULT_ADDRESS}; port 0 picks a free one)",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
+    add_status(actions)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

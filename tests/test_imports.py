@@ -151,6 +151,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
     "telephony_tts.cli_engine": EVERYTHING,
+    "telephony_tts.cli_engine_status": EVERYTHING,
     "telephony_tts.cli_ray": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,

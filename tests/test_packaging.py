@@ -1,11 +1,9 @@
-"""The files around the code: Makefile, container, licence. What they name must exist, and failures must be clear."""
+"""The files around the code: Makefile, licence, decisions. What they name must exist, and failures must be clear."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,9 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-
-from telephony_tts import config
 
 pytestmark = pytest.mark.slow
 
@@ -24,83 +19,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAME_OF_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def dockerfile() -> list[tuple[str, str]]:
-    """(instruction, arguments) of each line, continuations joined."""
-    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines]
-
-
 def help_of(*arguments: str) -> str:
     run = [sys.executable, "-c", "from telephony_tts.cli import main; main()", *arguments, "--help"]
     return subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-
-
-# --------------------------------------------------------------------- container
-
-
-def test_all_that_the_image_copies_exists() -> None:
-    copies = [shlex.split(rest) for word, rest in dockerfile() if word == "COPY" and "--from=" not in rest]
-    sources = [source for *sources, _ in copies for source in sources]
-    assert {"pyproject.toml", "LICENSE", "telephony_tts", "configs/server.yaml"} <= set(sources)
-    assert [source for source in sources if not (ROOT / source).exists()] == []
-
-
-def test_the_image_has_all_that_building_the_package_reads() -> None:
-    copied = {source for word, rest in dockerfile() if word == "COPY" for source in shlex.split(rest)[:-1]}
-    assert {PROJECT["readme"], *PROJECT["license-files"]} <= copied
-
-
-def test_the_image_starts_the_server_with_flags_that_exist() -> None:
-    (command,) = [json.loads(rest) for word, rest in dockerfile() if word == "CMD"]
-    (entry,) = [json.loads(rest) for word, rest in dockerfile() if word == "ENTRYPOINT"]
-    assert entry == ["telephony-tts"] and entry[0] in PROJECT["scripts"]
-    usage = help_of(command[0])
-    assert command[0] == "serve"
-    assert [flag for flag in command if flag.startswith("--") and flag not in usage] == []
-    given = dict(zip(command[1::2], command[2::2], strict=True))
-    assert given["--host"] == "0.0.0.0", "loopback inside a container cannot be reached from outside"
-    (shipped,) = [rest.split()[1] for word, rest in dockerfile() if rest.startswith("configs/server.yaml")]
-    assert given["--config"] == shipped
-
-
-def test_a_container_without_a_token_stops_and_says_how_to_get_one() -> None:
-    (command,) = [json.loads(rest) for word, rest in dockerfile() if word == "CMD"]
-    shipped = [str(ROOT / "configs" / "server.yaml") if part.endswith("/server.yaml") else part for part in command]
-    run = [sys.executable, "-m", "telephony_tts.cli", *shipped]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TELEPHONY_TTS_")}
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environ)
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
-    assert "server.host is 0.0.0.0" in ended.stderr and "TELEPHONY_TTS_TOKENS" in ended.stderr
-    usage = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").partition("\nFROM")[0]
-    assert "export TELEPHONY_TTS_TOKENS=" in usage and "-e TELEPHONY_TTS_TOKENS telephony-tts" in usage
-
-
-def test_the_image_runs_as_an_unprivileged_user_with_a_readiness_check() -> None:
-    final = dockerfile()[max(i for i, (word, _) in enumerate(dockerfile()) if word == "FROM") :]
-    words = dict(final)
-    assert int(words["USER"].split(":")[0]) > 0
-    assert not any(word == "RUN" for word, _ in final), "the final layer builds nothing"
-    check = json.loads(words["HEALTHCHECK"].split("CMD", 1)[1])
-    assert check[:2] == ["python", "-c"] and f":{words['EXPOSE']}/readyz" in check[2]
-    compile(check[2], "healthcheck", "exec")
-
-
-def test_the_compose_file_fits_the_image_and_the_configuration() -> None:
-    file = ROOT / "docker" / "compose.yaml"
-    service = yaml.safe_load(file.read_text(encoding="utf-8"))["services"]["telephony-tts"]
-    context = (file.parent / service["build"]["context"]).resolve()
-    assert context == ROOT and (context / service["build"]["dockerfile"]).is_file()
-    (port,) = service["ports"]
-    assert port.startswith("127.0.0.1:") and port.endswith(":" + dict(dockerfile())["EXPOSE"])
-    (mount,) = service["volumes"]
-    source, target, _ = mount.split(":")
-    assert (file.parent / source).is_file() and target in dict(dockerfile())["CMD"]
-    assert float(service["stop_grace_period"].rstrip("s")) > config.Config().server.drain_s
-    assert service["environment"]["TELEPHONY_TTS_TOKENS"].startswith("${TELEPHONY_TTS_TOKENS:?"), "asked for"
-    tokens = dict.fromkeys(service["environment"], "a-token")
-    read = config.load(None, environ=tokens)
-    assert (read.server.tokens, read.bot.token, read.twilio.auth_token) == (("a-token",), "a-token", "a-token")
 
 
 # ------------------------------------------------------------------ the metadata

@@ -252,24 +252,35 @@ class Server:
         return connection
 
     async def drain(self) -> None:
-        """Refuse new calls, let live calls finish speaking for up to `drain_s`, then end the rest."""
+        """Refuse new calls. Live calls may go on for up to `drain_calls_s`, then finish speaking for up to `drain_s`.
+        The rest is ended."""
         self.registry.draining = True
         self._publish()
-        calls = self.registry.calls()
-        if not calls and not self._relays:
+        settings = self.settings.server
+        if not self.registry.calls() and not self._relays:
             return
-        _log.info("draining", calls=len(calls), at_most_s=self.settings.server.drain_s)
-        for call in calls:
+        n_calls, calls_s, speech_s = len(self.registry.calls()), settings.drain_calls_s, settings.drain_s
+        _log.info("draining", calls=n_calls, calls_at_most_s=calls_s, at_most_s=speech_s)
+        if settings.drain_calls_s and await self._is_empty_within(settings.drain_calls_s):
+            return
+        for call in self.registry.calls():
             call.drain(1001, _CLOSE_REASON)
+        if await self._is_empty_within(settings.drain_s):
+            return
+        for call in self.registry.calls():
+            call.cut_off("drain", 1001, _CLOSE_REASON)
+        await self.registry.wait_empty()
+
+    async def _is_empty_within(self, seconds: float) -> bool:
+        """Wait until the last call has ended. False after `seconds`, or when `stop_at_once` is called."""
         try:
-            async with asyncio.timeout(0 if self._at_once else self.settings.server.drain_s) as self._drain_limit:
+            async with asyncio.timeout(0 if self._at_once else seconds) as self._drain_limit:
                 await self.registry.wait_empty()
                 while self._relays:
                     await asyncio.wait([relay.over for relay in self._relays])
         except TimeoutError:
-            for call in self.registry.calls():
-                call.cut_off("drain", 1001, _CLOSE_REASON)
-            await self.registry.wait_empty()
+            return False
+        return True
 
     def stop_at_once(self) -> None:
         """Stop waiting for live speech, now or when the drain begins."""

@@ -68,6 +68,7 @@ class ServerSettings:
     public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
     origins: tuple[str, ...] = ()
     drain_s: Annotated[float, Between(0, 3_600)] = 30.0
+    drain_calls_s: Annotated[float, Between(0, 86_400)] = 0.0
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0

@@ -87,6 +87,70 @@ def test_a_drain_times_out_and_reports_what_was_heard() -> None:
     run(main, plain_loop=True)
 
 
+def test_calls_go_on_until_they_end_if_the_drain_waits_for_them() -> None:
+    """`drain_calls_s`: a conversation, and the leg that joins it, outlive the signal; a new call does not begin."""
+
+    async def main() -> None:
+        settings = transport_settings(speech=speech_settings(), port=0, drain_calls_s=30, max_frame_lateness_ms=60_000)
+        server = Server(settings, _catalog(Tones()))
+        async with server.running():
+            port = server.port
+            address = f"ws://127.0.0.1:{port}/v1/stream"
+            bot = Bot(await connect(f"{address}?call=CA7", proxy=None, max_queue=None))
+            await bot.event("ready")
+            draining = asyncio.create_task(server.drain())
+            await until(lambda: server.draining, "the drain")
+            assert (await get(port, "/readyz"))[0] == 503
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(address, proxy=None)
+            assert refused.value.response.status_code == 503
+            async with calling(f"ws://127.0.0.1:{port}{MEDIA}", "CA7") as peer:
+                await peer.start()
+                await bot.event("call")
+                for turn in ("a", "b"):
+                    await bot.say("This turn begins after the signal.", turn)
+                    await bot.event("done", turn=turn)
+                assert not draining.done()
+            await bot.event("hangup")
+            assert (await bot.gone())[0] == 1000, "the call's own end, not the drain's"
+            await asyncio.wait_for(draining, 2)
+            await bot.aclose()
+
+    run(main)
+
+
+def test_calls_that_outlast_the_drain_finish_their_speech_and_end() -> None:
+    async def main() -> None:
+        settings = transport_settings(speech=speech_settings(), port=0, drain_calls_s=0.3, drain_s=10)
+        server = Server(settings, _catalog(Tones()))
+        async with server.running():
+            bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream?audio=binary", proxy=None, max_queue=None))
+            await bot.say("This is said to the end, and it takes longer than the calls may go on.", "a")
+            await bot.event("started", turn="a")
+            await server.drain()
+            await bot.event("done", turn="a")
+            assert (await bot.gone())[0] == 1001
+            await bot.aclose()
+
+    run(main)
+
+
+def test_a_second_signal_ends_calls_that_go_on() -> None:
+    async def main() -> None:
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_calls_s=60), _catalog(Tones()))
+        async with server.running():
+            bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
+            await bot.event("ready")
+            draining = asyncio.create_task(server.drain())
+            await until(lambda: server.draining, "the drain")
+            server.stop_at_once()
+            await asyncio.wait_for(draining, 2)
+            assert (await bot.gone())[0] == 1001
+            await bot.aclose()
+
+    run(main)
+
+
 def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
     """It may arrive before the drain has begun."""
 
