@@ -659,7 +659,8 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
 
     server = config.server
     configs = [config_of_front(config, number, n) for number in range(n)]
-    await supervise(configs, server.host, server.port, server.drain_s, server.runtime_folder, tell, shared_engine)
+    drain_s = server.drain_calls_s + server.drain_s
+    await supervise(configs, server.host, server.port, drain_s, server.runtime_folder, tell, shared_engine)
 
 
 def config_of_front(config: Config, number: int, n: int) -> Config:
