@@ -283,7 +283,7 @@ class Core:
         sounds: list[tuple[Job, Sound]] = []
         lane = threading.get_ident()
         self._steps_ns[lane] = self._now_ns()
-        is_alone = len(self._steps_ns) == 1
+        is_alone = self._n_lanes > 1 and len(self._steps_ns) == 1
         try:
             for job in step.releasing:
                 self._release(job)

@@ -11,8 +11,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
 _HALF_LIFE_S = 5.0
 MOST_IN_FLIGHT = 2
 """Batches that the host may be ahead of the device."""
-_NEWEST_SHARE = 1 / 16
-"""Weight of the newest batch in a stage's running mean."""
+_NEWEST_SHARE, _NEWEST_ALONE = 1 / 16, 1 / 8
+"""Weight of the newest batch in a stage's running mean. An utterance has few batches that a lane computes alone."""
 
 
 class Counters:
@@ -35,11 +35,10 @@ class Counters:
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows
-        for costs in (self.costs, *([self.alone_costs] if is_alone else [])) if is_usual else ():
-            batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
-            costs[stage] = BatchCost(
-                batch_ns + _NEWEST_SHARE * (spent_ns - batch_ns), row_ns + _NEWEST_SHARE * (spent_ns / n_rows - row_ns)
-            )
+        if is_usual:
+            _add(self.costs, stage, n_rows, spent_ns, _NEWEST_SHARE)
+            if is_alone:
+                _add(self.alone_costs, stage, n_rows, spent_ns, _NEWEST_ALONE)
         spent_s = spent_ns / NS_PER_S
         self._values[f"{name}_s"] += spent_s
         kept = 0.5 ** (spent_s / _HALF_LIFE_S)
@@ -63,6 +62,14 @@ class Counters:
     def snapshot(self) -> dict[str, float]:
         """By name: `steps`, `cancelled`, and for each stage batches, rows and seconds."""
         return dict(self._values)
+
+
+def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: int, share: float) -> None:
+    """Take a batch into the running means, with the weight `share`."""
+    batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
+    costs[stage] = BatchCost(
+        batch_ns + share * (spent_ns - batch_ns), row_ns + share * (spent_ns / n_rows - row_ns)
+    )
 
 
 class Moment(Protocol):

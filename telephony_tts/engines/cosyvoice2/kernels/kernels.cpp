@@ -555,6 +555,28 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
     });
 }
 
+struct TransformerLayer {
+    const Map *qkv, *out, *ff_1, *ff_2;  // qkv and ff_1 begin with their norm
+};
+
+// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
+void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
+               int block, const Piece* pieces, int n_pieces) {
+    const int d = layers->out->n, width = n_heads * d_head, d_ff = layers->ff_2->k;
+    const long n = (long)n_rows * m;
+    static thread_local std::vector<float> memory;
+    memory.resize(n * (4 * width + d_ff));
+    float *qkv = memory.data(), *attended = qkv + n * 3 * width, *wide = attended + n * width;
+    for (int l = 0; l < n_layers; l++) {
+        const TransformerLayer& layer = layers[l];
+        linear(layer.qkv, x, d, 0, n, 1, qkv, 3 * width, 0, false);
+        attend(qkv, n_rows, m, n_heads, d_head, first + l, block, pieces, n_pieces, attended);
+        linear(layer.out, attended, width, 0, n, 1, x, d, 0, true);
+        linear(layer.ff_1, x, d, 0, n, 1, wide, d_ff, 0, false);
+        linear(layer.ff_2, wide, d_ff, 0, n, 1, x, d, 0, true);
+    }
+}
+
 // ------------------------------------------------------------------------------- a step of a Qwen2 language model
 
 struct DecoderLayer {
