@@ -82,6 +82,6 @@ class Int8Transformers:
         self._layers = (TransformerLayer * len(layers))(*layers)
 
     def __call__(self, x: Tensor, context: Int8Pass, first: int, n_heads: int) -> Tensor:
-        """Changes and returns x, contiguous float32 [B, T, C]. The blocks are attention layers `first` and following."""
+        """Changes and returns x, contiguous float32 [B, T, C]. Its first block has the attention layer `first`."""
         context.transform(ctypes.addressof(self._layers), len(self.blocks), first, x, n_heads)
         return x
