@@ -47,6 +47,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LOOKAHEAD_TOKENS,
     TOKENS_PER_S,
 )
+from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Transformers
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
@@ -236,14 +237,18 @@ def _kernels_seen(
                 assert isinstance(matrix, Int8Matrix)
                 on_map(matrix.linear, x.shape[0])
 
-    def attention(run: Int8Pass, _: int, qkv: Tensor, *__: object) -> None:
-        on_attention(run, qkv)
+    def blocks(of: Int8Transformers, x: Tensor, context: Int8Pass, *_: object) -> None:
+        n_rows = x.numel() // x.shape[-1]
+        for each in of.blocks:
+            for one in (each.qkv, each.out, each.ff_1, each.ff_2):
+                on_map(one, n_rows)
+            on_attention(context, x.new_empty(*x.shape[:-1], each.qkv.n, device="meta"))
 
     with (
         _replaced(Int8Linear, "__call__", timed("maps", rows)),
         _replaced(Int8Linear, "of_windows", timed("maps", windows)),
         _replaced(Int8Decoder, "__call__", timed("maps", layers)),
-        _replaced(Int8Pass, "attend", timed("attention", attention)),
+        _replaced(Int8Transformers, "__call__", timed("maps and attention", blocks)),
     ):
         yield
 

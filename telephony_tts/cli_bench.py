@@ -124,7 +124,7 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--threads", metavar="N", type=int, help="threads of PyTorch on a CPU (default auto, or that of --config)"
     )
-    flags.add_argument("--profile", metavar="P", help="lengths of the chunks: default, fast or upstream")
+    flags.add_argument("--profile", metavar="P", help="lengths of the chunks: auto, default, cpu, fast or upstream")
     flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
     flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
     flags.add_argument("--seconds", metavar="S", type=float, default=8.0, help="of speech in a turn (%(default)s)")

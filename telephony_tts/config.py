@@ -72,7 +72,7 @@ class CosyVoice2Settings:
     flow_dtype: Annotated[str | None, OneOf(("auto", "float32", "float16", "bfloat16", "int8"))] = None
     vocoder_dtype: Annotated[str | None, OneOf(("auto", "float32", "float16", "mixed"))] = None
     isolation: Annotated[str, OneOf(("process", "thread"))] = "process"
-    profile: Annotated[str, OneOf(("default", "fast", "upstream"))] = "default"
+    profile: Annotated[str, OneOf(("auto", "default", "cpu", "fast", "upstream"))] = "auto"
     finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"
     slots: Annotated[int, Between(1, 1024)] = 16
     ready_voices: Annotated[int, Between(1, 10_000)] = 4

@@ -1,4 +1,4 @@
-"""How soon the first audio comes, how large later blocks are, and how blocks are joined: default, fast, upstream.
+"""How soon the first audio comes, how large later blocks are, and how blocks are joined: default, cpu, fast, upstream.
 
 A plan depends only on the length of a voice's prompt and the number of tokens, never on other utterances or on time.
 docs/cosyvoice2.md compares the profiles.
@@ -77,6 +77,9 @@ class Profile:
 DEFAULT = Profile()
 FAST = Profile(first_tokens=10, hold_frames=8)
 """First audio after 13 tokens; inexact in the last frames of each chunk (`model.vocoder.stream`)."""
+CPU = Profile(hold_frames=8)
+"""First audio after 25 tokens, 0.24 s longer than that of the default profile, so that it lasts until a slow engine has
+the next. With the 13 tokens of `FAST` it would be short, and be held back for longer (`core.jobs.Job.may_be_heard`)."""
 UPSTREAM = Profile(
     first_tokens=None,
     later_block_tokens=(50, 100),
@@ -87,4 +90,11 @@ UPSTREAM = Profile(
 """What the reference does for its first caller (specification 7)."""
 WHOLE = Profile(first_tokens=None, whole_pieces=True)
 """For CosyVoice-300M, whose flow cannot stream. It has no other."""
-PROFILES: Mapping[str, Profile] = {"default": DEFAULT, "fast": FAST, "upstream": UPSTREAM}
+PROFILES: Mapping[str, Profile] = {"default": DEFAULT, "cpu": CPU, "fast": FAST, "upstream": UPSTREAM}
+
+
+def profile_of(name: str, device: str) -> Profile:
+    """The profile of a name in `PROFILES`, or that which suits the device if the name is "auto"."""
+    if name == "auto":
+        name = "cpu" if device == "cpu" else "default"
+    return PROFILES[name]

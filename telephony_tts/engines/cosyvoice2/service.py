@@ -38,7 +38,7 @@ from telephony_tts.engines.cosyvoice2.core.ready_voices import unknown_voice
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M
 from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
-from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.profile import PROFILES, profile_of
 from telephony_tts.engines.cosyvoice2.settings import (
     AUTO,
     DEFAULT_TIMEOUTS,
@@ -164,8 +164,8 @@ class _OpenUtterance:
 
 
 class CosyVoice2Engine:
-    """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens`: the tokens that act as controls in
-    the text of an utterance; others are read out. `n_workers`: threads that compute (`scheduler.lanes`). The dtypes of
+    """`profile`: see `profile_of`; `finish`: see `FINISHES`. `control_tokens`: the tokens that act as controls in the
+    text of an utterance; others are read out. `n_workers`: threads that compute (`scheduler.lanes`). The dtypes of
     single networks default to `dtype`. `flow_steps`: Euler steps of the flow, None for 10.
     "auto" for a dtype, and None for `n_workers` and `n_threads`: see `choice`.
 
@@ -198,7 +198,7 @@ class CosyVoice2Engine:
         for no slots, and for a profile that the model family does not have."""
         for what, value, known in (
             ("dtype", dtype, (AUTO, *DTYPES)),
-            ("profile", profile, PROFILES),
+            ("profile", profile, (AUTO, *PROFILES)),
             ("finish", finish, FINISHES),
             ("isolation", isolation, ISOLATIONS),
             ("lm_dtype", lm_dtype, (AUTO, *LM_DTYPES)),
@@ -209,9 +209,9 @@ class CosyVoice2Engine:
             if value is not None and value not in known:
                 raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known)}")
         self._family = COSYVOICE_300M if is_first_generation(Path(model_dir)) else COSYVOICE2
-        if not self._family.flow_streams and (profile != "default" or finish != "profile"):
+        if not self._family.flow_streams and (profile not in (AUTO, "default") or finish != "profile"):
             raise ConfigError(
-                f"{model_dir} is CosyVoice-300M, which speaks piece by piece: leave profile at default and finish at "
+                f"{model_dir} is CosyVoice-300M, which speaks piece by piece: leave profile at auto and finish at "
                 "profile"
             )
         tokens = CONTROL_TOKENS if self._family is COSYVOICE2 else LANGUAGE_TAGS
@@ -222,7 +222,7 @@ class CosyVoice2Engine:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
         self.streams_text = self._family.flow_streams
-        chosen, causal_finish = PROFILES[profile], FINISHES[finish]
+        chosen, causal_finish = profile_of(profile, device), FINISHES[finish]
         if causal_finish is not None:
             chosen = replace(chosen, causal_finish=causal_finish)
         self._settings = Settings(

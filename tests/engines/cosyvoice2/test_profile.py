@@ -15,7 +15,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint
-from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.profile import CPU, DEFAULT, FAST, PROFILES, UPSTREAM, Profile, profile_of
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
@@ -49,6 +49,19 @@ def test_every_block_but_the_last_ends_on_a_boundary(profile: Profile) -> None:
 )
 def test_tokens_until_first_audio(profile: Profile, n_prompt: int, n_first: int) -> None:
     assert next(iter(profile.plan(n_prompt, 1000))) == (n_first, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "profile"),
+    [("auto", "cpu", CPU), ("auto", "cuda", DEFAULT), ("auto", "cuda:1", DEFAULT), ("fast", "cpu", FAST)],
+)
+def test_auto_is_the_profile_that_suits_the_device(name: str, device: str, profile: Profile) -> None:
+    assert profile_of(name, device) is profile
+
+
+def test_a_cpus_first_audio_is_longer_than_that_of_default() -> None:
+    assert CPU.hold_frames is not None and CPU.hold_frames < 20
+    assert list(CPU.plan(87, 200)) == list(DEFAULT.plan(87, 200))
 
 
 def test_upstreams_plan_is_its_drivers_with_a_fresh_hop() -> None:

@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.settings import (
         ("lm_dtype", (AUTO, *LM_DTYPES)),
         ("flow_dtype", (AUTO, *FLOW_DTYPES)),
         ("vocoder_dtype", (AUTO, *VOCODER_DTYPES)),
-        ("profile", tuple(PROFILES)),
+        ("profile", (AUTO, *PROFILES)),
     ],
 )
 def test_the_configuration_offers_what_the_engine_has(name: str, choices: tuple[str, ...]) -> None:

@@ -94,6 +94,8 @@ class Core:
         self._is_decoding = False
         """Whether a lane draws ids. No other decode batch begins meanwhile, so that all rows share one batch."""
         self._is_closed = False
+        self._n_lanes = 0
+        """Threads in `serve`."""
         self._steps_ns: dict[int, int] = {}
         """When the current step of each thread began."""
 
@@ -172,10 +174,13 @@ class Core:
     def serve(self, lane: Lane) -> None:
         """Step until closed: the body of a thread."""
         self.runner.enter()
+        with self._lock:
+            self._n_lanes += 1
         while True:
             n_calls = self._idle.n_calls()
             with self._lock:
                 if self._is_closed:
+                    self._n_lanes -= 1
                     return
                 step = self._find(lane)
             if step:
@@ -201,7 +206,8 @@ class Core:
             return step
         self._admit()
         jobs = self._jobs.values()
-        needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding, self._idle.can_help)]
+        lanes_help = self._idle.can_help and sum(not job.is_over for job in jobs) == 1
+        needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding, lanes_help)]
         needs += self._needs_of_voices()
         n_drawing = sum(job.is_drawing for job in jobs)
         delay_ns = 0
@@ -277,6 +283,7 @@ class Core:
         sounds: list[tuple[Job, Sound]] = []
         lane = threading.get_ident()
         self._steps_ns[lane] = self._now_ns()
+        is_alone = self._n_lanes > 1 and len(self._steps_ns) == 1
         try:
             for job in step.releasing:
                 self._release(job)
@@ -300,7 +307,8 @@ class Core:
                 end = self.runner.moment(self._now_ns)
                 with self._lock:
                     # A voice's prompt costs far more than a block, so its time says nothing about blocks.
-                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.builds)
+                    is_alone &= len(self._steps_ns) == 1
+                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.builds, is_alone=is_alone)
             self._in_flight.wait()
         finally:
             self._settle(step, drawn, sounds)
@@ -391,13 +399,23 @@ class Core:
                     self._give_out(job, chunks, now_ns)
                 if job.stream.earlier is None:
                     job.earlier_track = None
-            for job in self._jobs.values():
-                if job.first_audio and not job.is_over:
-                    per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
-                    if job.may_be_heard(job.pending_work(*per), self.counters.costs):
-                        self._give_out(job, [], now_ns)
+            if any(job.first_audio and not job.is_over for job in self._jobs.values()):
+                self._give_out_first(now_ns)
             self.counters.add("steps")
             self._idle.call()
+
+    def _give_out_first(self, now_ns: int) -> None:
+        """Give out first audio that was held back and lasts long enough now."""
+        per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
+        works = {job: job.pending_work(*per) for job in self._jobs.values() if not job.is_over}
+        # Alone, its first blocks are computed by one lane with the help of the others.
+        costs = self.counters.costs
+        if self._idle.can_help and len(works) == 1:
+            costs = {**costs, **self.counters.alone_costs}
+        for job, work in works.items():
+            others = [each for other, each in works.items() if other is not job and each is not None]
+            if job.first_audio and job.may_be_heard(work, costs, others, max(1, self._n_lanes), now_ns):
+                self._give_out(job, [], now_ns)
 
     def _give_out(self, job: Job, chunks: Sequence[Chunk], now_ns: int) -> None:
         """Tell of audio, first of that which was held back."""

@@ -11,8 +11,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
 _HALF_LIFE_S = 5.0
 MOST_IN_FLIGHT = 2
 """Batches that the host may be ahead of the device."""
-_NEWEST_SHARE = 1 / 16
-"""Weight of the newest batch in a stage's running mean."""
+_NEWEST_SHARE, _NEWEST_ALONE = 1 / 16, 1 / 8
+"""Weight of the newest batch in a stage's running mean. An utterance has few batches that a lane computes alone."""
 
 
 class Counters:
@@ -23,17 +23,22 @@ class Counters:
         self._recent_s = self._recent_audio_s = 0.0
         self.costs: dict[Stage, BatchCost] = {}
         """Running means, for the stages of which a batch was computed."""
+        self.alone_costs: dict[Stage, BatchCost] = {}
+        """The same of the batches that were computed while no other lane had work."""
 
-    def count_batch(self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True) -> None:
-        """Count a batch of one stage. It counts in the stage's cost only if it `is_usual`."""
+    def count_batch(
+        self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True, is_alone: bool = False
+    ) -> None:
+        """Count a batch of one stage. It counts in the stage's costs only if it `is_usual`.
+
+        `is_alone`: no other lane had work meanwhile."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows
         if is_usual:
-            batch_ns, row_ns = self.costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
-            self.costs[stage] = BatchCost(
-                batch_ns + _NEWEST_SHARE * (spent_ns - batch_ns), row_ns + _NEWEST_SHARE * (spent_ns / n_rows - row_ns)
-            )
+            _add(self.costs, stage, n_rows, spent_ns, _NEWEST_SHARE)
+            if is_alone:
+                _add(self.alone_costs, stage, n_rows, spent_ns, _NEWEST_ALONE)
         spent_s = spent_ns / NS_PER_S
         self._values[f"{name}_s"] += spent_s
         kept = 0.5 ** (spent_s / _HALF_LIFE_S)
@@ -59,6 +64,14 @@ class Counters:
         return dict(self._values)
 
 
+def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: int, share: float) -> None:
+    """Take a batch into the running means, with the weight `share`."""
+    batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
+    costs[stage] = BatchCost(
+        batch_ns + share * (spent_ns - batch_ns), row_ns + share * (spent_ns / n_rows - row_ns)
+    )
+
+
 class Moment(Protocol):
     """A point in a device's work; for a CPU a point in time (`model.border`)."""
 
@@ -78,18 +91,20 @@ class InFlight:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._batches: deque[tuple[Stage, int, bool, Moment, Moment]] = deque()
+        self._batches: deque[tuple[Stage, int, bool, bool, Moment, Moment]] = deque()
 
-    def add(self, stage: Stage, n_rows: int, begin: Moment, end: Moment, *, is_usual: bool) -> None:
+    def add(
+        self, stage: Stage, n_rows: int, begin: Moment, end: Moment, *, is_usual: bool, is_alone: bool = False
+    ) -> None:
         """Add a batch and count those that the device has finished. With the core's lock held."""
-        self._batches.append((stage, n_rows, is_usual, begin, end))
+        self._batches.append((stage, n_rows, is_usual, is_alone, begin, end))
         while self._batches:
-            stage, n_rows, is_usual, begin, end = self._batches[0]
+            stage, n_rows, is_usual, is_alone, begin, end = self._batches[0]
             spent_ns = end.ns_after(begin)
             if spent_ns is None:
                 break
             self._batches.popleft()
-            self._counters.count_batch(stage, n_rows, spent_ns, is_usual=is_usual)
+            self._counters.count_batch(stage, n_rows, spent_ns, is_usual=is_usual, is_alone=is_alone)
 
     def wait(self) -> None:
         """Return when at most `MOST_IN_FLIGHT` are left. Called by the lane that feeds a device, without the lock."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Need, PendingWork, Stage, due_after_ns
+from telephony_tts.engines.cosyvoice2.core.scheduler import (
+    BatchCost,
+    Need,
+    PendingWork,
+    Stage,
+    due_after_ns,
+    time_to_audio_ns,
+)
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
 from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 N_FIRST_BLOCKS = 2
-"""Blocks that must be made before the first audio may be heard."""
+"""Blocks of a piece that are made with all lanes: no ids are drawn while one of them is computed."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -126,18 +133,25 @@ class Job:
         is_unfed = piece is self.stream.piece and self.track is None
         return PendingWork(self.due_ns, (int(is_unfed), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
-    def may_be_heard(self, work: PendingWork | None, costs: Mapping[Stage, BatchCost]) -> bool:
+    def may_be_heard(
+        self,
+        work: PendingWork | None,
+        costs: Mapping[Stage, BatchCost],
+        others: Sequence[PendingWork] = (),
+        n_lanes: int = 1,
+        now_ns: int = 0,
+    ) -> bool:
         """Whether its first audio lasts until the next comes, so that its listener hears no gap.
 
-        `work`: until the next audio, None if there is none to wait for. `costs`: recent prices of batches.
+        `work`: until the next audio, None if there is none to wait for; `others`: that of the other active streams, in
+        `n_lanes` lanes. `costs`: recent prices of batches.
         """
         if work is None:
             return True
-        needed_ns = sum(
-            n * costs.get(stage, BatchCost()).batch_ns for stage, n in zip(Stage, work.n_batches, strict=True)
-        )
         n_samples = sum(len(chunk.pcm) for chunk in self.first_audio)
-        return needed_ns * NEXT_AUDIO_MARGIN <= due_after_ns(0, n_samples, self.stream.family.sample_rate_hz)
+        dry_ns = due_after_ns(now_ns, n_samples, self.stream.family.sample_rate_hz)
+        needed_ns = time_to_audio_ns(replace(work, due_ns=dry_ns), others, costs, n_lanes)
+        return now_ns + needed_ns * NEXT_AUDIO_MARGIN <= dry_ns
 
     def record_audio(self, n_samples: int, now_ns: int) -> None:
         """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
@@ -160,8 +174,8 @@ class Job:
     def needs(self, ahead: AheadLimits, may_decode: bool, lanes_help: bool = False) -> list[Need]:
         """The stages that could run now, besides those that run already. An error here fails the job.
 
-        `lanes_help`: a lane without work makes the others faster. Then ids that the first two blocks do not need wait
-        until the first audio is given out. It waits for the second block (`may_be_heard`), so that block is urgent.
+        `lanes_help`: a lane without work makes the others faster, and no other utterance has any. Then the first blocks
+        come one after the other, each as soon as it can: ids for the next one are drawn when it has become audio.
         """
         if self.is_over:
             return []
@@ -169,11 +183,9 @@ class Job:
         try:
             if drawing is None or drawing.is_over:
                 needs = []
-            elif lanes_help and self.dry_ns is None and not self.follows:
+            elif lanes_help and not self.follows and drawing.n_voiced_blocks < N_FIRST_BLOCKS:
                 only_needed = replace(ahead, n_tokens=0)
-                # If these blocks gave too little audio, it waits for the next one, and that for its ids.
-                is_needed = drawing.n_blocks < N_FIRST_BLOCKS or not drawing.n_unvoiced_tokens
-                needs = self._token_needs(drawing, only_needed, may_decode and is_needed)
+                needs = self._token_needs(drawing, only_needed, may_decode and not drawing.n_unvoiced_tokens)
             else:
                 needs = self._token_needs(drawing, ahead, may_decode)
             return needs if voicing is None or voicing.is_over else needs + self._audio_needs(voicing, ahead)

@@ -105,6 +105,19 @@ def new_stream_delay_ns(pending: Iterable[PendingWork], costs: Mapping[Stage, Ba
     return 0
 
 
+def time_to_audio_ns(
+    own: PendingWork, others: Iterable[PendingWork], costs: Mapping[Stage, BatchCost], n_lanes: int
+) -> float:
+    """The time until a stream gets its next audio, if `others` are active too.
+
+    Its own batches run one after the other. Work of the others that is due before takes its share of the lanes.
+    """
+    cost = [costs.get(stage, BatchCost()) for stage in Stage]
+    earlier = [own, *(work for work in others if work.due_ns <= own.due_ns)]
+    rows_ns = sum(n * cost[stage].row_ns for work in earlier for stage, n in enumerate(work.n_batches))
+    return max(rows_ns / n_lanes, sum(n * cost[stage].batch_ns for stage, n in enumerate(own.n_batches)))
+
+
 def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 0, new_delay_ns: int = 0) -> Plan:
     """The next step of a lane; empty if nothing is needed.
 

@@ -181,6 +181,11 @@ class Piece:
         return self.n_begun - self._n_voiced
 
     @property
+    def n_voiced_blocks(self) -> int:
+        """Blocks that have become audio, without a last one that is shorter."""
+        return self.n_blocks - len(self._block_ends)
+
+    @property
     def n_unheard_tokens(self) -> int:
         """Tokens drawn and not voiced."""
         return len(self.tokens) - self._n_voiced

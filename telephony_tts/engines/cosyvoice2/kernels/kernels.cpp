@@ -28,6 +28,7 @@ constexpr int kHeadStep = 64;              // values of a head are padded to a m
 constexpr int kLargestHead = 256;
 constexpr int kParts = 8;                  // of a call that threads may share
 constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
+constexpr long kAhead = 2048;              // bytes of weights that are fetched ahead of those in use
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
 
@@ -79,28 +80,32 @@ inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], con
 }
 
 // R rows of `a` times NV vectors of outputs: each(row, vector, sums)
-template <int R, int NV, class Each>
+template <int R, int NV, bool kStreamed, class Each>
 inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     Ints sums[R][NV];
     for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) sums[r][v] = Ints{};
     int k = 0;
     // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long.
     for (; k + 4 <= k4; k += 4, a += 16, w += 4 * layout.step)
-        for (int u = 0; u < 4; u++) add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
+        for (int u = 0; u < 4; u++) {
+            // Few rows take less time to compute than their weights to arrive.
+            if (kStreamed && R < kRows) for (int v = 0; v < NV; v++) __builtin_prefetch(w + u * layout.step + v * layout.vector + kAhead);
+            add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
+        }
     for (; k < k4; k++, a += 4, w += layout.step) add_products<R, NV>(sums, a, lda, w, layout.vector);
     for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
 }
 
-template <int NV, class Each>
+template <int NV, bool kStreamed = false, class Each>
 void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n_rows) {
-        case 1: return tile<1, NV>(a, lda, w, layout, k4, each);
-        case 2: return tile<2, NV>(a, lda, w, layout, k4, each);
-        case 3: return tile<3, NV>(a, lda, w, layout, k4, each);
-        case 4: return tile<4, NV>(a, lda, w, layout, k4, each);
+        case 1: return tile<1, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 2: return tile<2, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 3: return tile<3, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 4: return tile<4, NV, kStreamed>(a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 5: return tile<5, NV>(a, lda, w, layout, k4, each);
-        case 6: return tile<6, NV>(a, lda, w, layout, k4, each);
+        case 5: return tile<5, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 6: return tile<6, NV, kStreamed>(a, lda, w, layout, k4, each);
 #endif
     }
 }
@@ -286,7 +291,7 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
         };
         if constexpr (kWithLow) {
             Floats high[kVectors];
-            tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
+            tiles<kVectors, true>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
                 if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
                 else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
             });
@@ -548,6 +553,28 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
                         out + ((long)row * m + i) * d + h * d_head, d);
         }
     });
+}
+
+struct TransformerLayer {
+    const Map *qkv, *out, *ff_1, *ff_2;  // qkv and ff_1 begin with their norm
+};
+
+// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
+void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
+               int block, const Piece* pieces, int n_pieces) {
+    const int d = layers->out->n, width = n_heads * d_head, d_ff = layers->ff_2->k;
+    const long n = (long)n_rows * m;
+    static thread_local std::vector<float> memory;
+    memory.resize(n * (4 * width + d_ff));
+    float *qkv = memory.data(), *attended = qkv + n * 3 * width, *wide = attended + n * width;
+    for (int l = 0; l < n_layers; l++) {
+        const TransformerLayer& layer = layers[l];
+        linear(layer.qkv, x, d, 0, n, 1, qkv, 3 * width, 0, false);
+        attend(qkv, n_rows, m, n_heads, d_head, first + l, block, pieces, n_pieces, attended);
+        linear(layer.out, attended, width, 0, n, 1, x, d, 0, true);
+        linear(layer.ff_1, x, d, 0, n, 1, wide, d_ff, 0, false);
+        linear(layer.ff_2, wide, d_ff, 0, n, 1, x, d, 0, true);
+    }
 }
 
 // ------------------------------------------------------------------------------- a step of a Qwen2 language model

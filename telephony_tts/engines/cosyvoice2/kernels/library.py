@@ -81,6 +81,12 @@ class Piece(ctypes.Structure):
     _fields_ = (("memory", ctypes.c_void_p), ("capacity", ctypes.c_int), ("n", ctypes.c_int))
 
 
+class TransformerLayer(ctypes.Structure):
+    """`struct TransformerLayer` of kernels.cpp: a layer of an estimator."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("qkv", "out", "ff_1", "ff_2"))
+
+
 class DecoderLayer(ctypes.Structure):
     """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
 
@@ -113,6 +119,7 @@ _ARGUMENTS = {
     "recall": (),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+    "transform": (_POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT),
     "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from speaking import SENTENCE, Rig, Stepped
 
 from telephony_tts.clock import NS_PER_MS
-from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, PendingWork, Stage
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ def test_a_failed_utterance_gives_out_what_was_made(
 def test_a_lane_that_can_help_draws_no_ids_that_the_first_audio_does_not_need(
     rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, can_help: bool
 ) -> None:
-    """The first audio waits for the second block. Until it is given out, ids are drawn for these two blocks only."""
+    """The first audio waits for the second block. Until that is made, ids are drawn for these two blocks only."""
     monkeypatch.setattr(rig.runner.idle_lanes, "can_help", can_help)
     it = stepped(vocode=60_000)
     key = it.say(Request(SENTENCE))
@@ -144,6 +145,44 @@ def test_a_lane_that_can_help_draws_no_ids_that_the_first_audio_does_not_need(
     assert (most_spare > 0) is not can_help
     it.run()
     assert it.ended[key].error is None
+
+
+@pytest.mark.parametrize("n_callers", [1, 2])
+def test_no_ids_are_drawn_while_all_lanes_compute_one_of_the_first_blocks(
+    rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, n_callers: int
+) -> None:
+    """With another caller no lane is without work, so ids are drawn as soon as they can be."""
+    monkeypatch.setattr(rig.runner.idle_lanes, "can_help", True)
+    it = stepped()
+    keys = [it.say(Request(SENTENCE, seed=5)) for _ in range(n_callers)]
+    drawn_beside = set()
+    while (job := it.core._jobs.get(keys[0])) is not None:
+        piece = job.stream.piece
+        before = None if piece is None else (piece.n_voiced_blocks, piece.n_unvoiced_tokens, piece.n_drawn)
+        # A lane that draws ids if it can; the others' work only if there are none to draw.
+        if not it.core.step(Lane.TOKENS):
+            break
+        if piece is not None and before is not None and before[1] and piece.n_drawn > before[2]:
+            drawn_beside.add(before[0])
+    assert bool(drawn_beside & {0, 1}) is (n_callers > 1)
+    it.run()
+    assert all(it.ended[key].error is None for key in keys)
+
+
+def test_audio_waits_for_what_another_stream_needs_before(stepped: Callable[..., Stepped]) -> None:
+    """The same prices, alone and beside a stream that was heard before and runs dry first."""
+    heard_at = []
+    for others in (0, 1):
+        it = stepped(flow=30)
+        key = it.say(Request(SENTENCE, seed=5))
+        while not made_ms(it, key):
+            assert it.core.step()
+        job = it.core._jobs[key]
+        work = PendingWork(0, (0, 0, 10, 1))
+        costs = {Stage.FLOW: BatchCost(30 * NS_PER_MS, 30 * NS_PER_MS)}
+        job.first_audio = job.first_audio or list(it.heard[key])
+        heard_at.append(job.may_be_heard(work, costs, [replace(work, due_ns=0)] * others, 1, 0))
+    assert heard_at == [True, False]
 
 
 def test_ids_that_wait_change_no_sample(

@@ -20,14 +20,17 @@ from harness.simulated import NS_PER_S, ROW_TOKENS, TOKENS_PER_WORD, Simulation
 from telephony_tts.engines.cosyvoice2.core.jobs import MOST_UNVOICED_BLOCKS, TOKEN_STAGES
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
     NEW_STREAM_DELAY_NS,
+    BatchCost,
     Lane,
     Need,
+    PendingWork,
     Plan,
     Slots,
     Stage,
     due_after_ns,
     lanes,
     plan,
+    time_to_audio_ns,
 )
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM, Profile
@@ -392,3 +395,25 @@ def test_limits_with_which_nothing_begins_are_refused(audio_ms: int, n_tokens: i
 
 def test_audio_is_over_after_its_duration() -> None:
     assert due_after_ns(5 * NS_PER_S, 36_000, 24_000) == 5 * NS_PER_S + 1500 * NS_PER_MS
+
+
+COSTS = {Stage.DECODE: BatchCost(12.0, 6.0), Stage.FLOW: BatchCost(40.0, 40.0), Stage.VOCODE: BatchCost(100.0, 100.0)}
+
+
+@pytest.mark.parametrize(
+    ("others", "n_lanes", "expected"),
+    [
+        ([], 1, 25 * 12 + 10 * 40 + 100),
+        ([], 2, 25 * 12 + 10 * 40 + 100),
+        # Due before, so its rows come first: two lanes share both, which is longer than the own batches.
+        ([PendingWork(1_000, (0, 25, 10, 1))] * 2, 2, 3 * (25 * 6 + 10 * 40 + 100) / 2),
+        ([PendingWork(1_000, (0, 25, 10, 1))], 1, 2 * (25 * 6 + 10 * 40 + 100)),
+        # Due later, so they wait.
+        ([PendingWork(3_000, (0, 25, 10, 1))] * 2, 1, 25 * 12 + 10 * 40 + 100),
+    ],
+)
+def test_the_next_audio_waits_for_streams_that_are_due_before(
+    others: list[PendingWork], n_lanes: int, expected: float
+) -> None:
+    own = PendingWork(2_000, (0, 25, 10, 1))
+    assert time_to_audio_ns(own, others, COSTS, n_lanes) == expected

@@ -283,6 +283,14 @@ def test_int8_stays_near() -> None:
     assert 1e-4 < difference <= 0.03
 
 
+def test_a_stage_in_one_call_has_the_bits_of_its_blocks_one_by_one() -> None:
+    flow, other = small_int8(), small_int8()
+    for stage in other.decoder.estimator.stages:
+        assert stage.int8 is not None and len(stage.int8.blocks) == len(stage.transformers)
+        stage.int8 = None
+    assert torch.equal(alone(flow, 53, 2, 1), alone(other, 53, 2, 1))
+
+
 @pytest.mark.parametrize("d_head", [6, 260])
 def test_int8_refuses_heads_that_the_kernels_cannot_attend_with(d_head: int) -> None:
     """They would write beside their memory."""

@@ -27,8 +27,10 @@ from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import (
     Int8Conv,
     Int8ConvBlock,
     Int8TransformerBlock,
+    Int8Transformers,
     check_heads,
 )
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext, EstimatorContext
@@ -143,13 +145,18 @@ class EstimatorStage:
         self.transformers: Sequence[TransformerBlock | Int8TransformerBlock] = [
             TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)
         ]
+        self.int8: Int8Transformers | None = None
+        """All of them in one call, once they are in int8."""
 
     def quantize(self, *, in_15_bits: bool = False) -> None:
         self.resnet.quantize(in_15_bits=in_15_bits)
-        self.transformers = [each.quantized() for each in self.transformers if isinstance(each, TransformerBlock)]
+        blocks = [each.quantized() for each in self.transformers if isinstance(each, TransformerBlock)]
+        self.transformers, self.int8 = blocks, Int8Transformers(blocks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         x = self.resnet(x, context.times[self.index], context.past)
+        if self.int8 is not None and isinstance(context.past, Int8Pass):
+            return self.int8(x, context.past, self.index * len(self.transformers), self.n_heads)
         for layer, transformer in enumerate(self.transformers, self.index * len(self.transformers)):
             x = transformer(x, functools.partial(context.past.attend, layer, n_heads=self.n_heads))
         return x

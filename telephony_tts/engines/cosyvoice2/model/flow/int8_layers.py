@@ -1,15 +1,18 @@
 """The estimator's layers in int8 on a CPU (`model.linear.Int8Linear`). Activations are float32 between them.
 
-Each map is one call, together with the norm before it, and with the GELU or the residual sum after it.
+Each map is one call, together with the norm before it, and with the GELU or the residual sum after it. All transformer
+blocks of a stage are one call, where attention reads int8 pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import functions
+from telephony_tts.engines.cosyvoice2.kernels.library import TransformerLayer, functions
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
@@ -67,3 +70,18 @@ class Int8TransformerBlock:
         """Changes and returns x."""
         self.out(attend(self.qkv(x)), add_to=x)
         return self.ff_2(self.ff_1(x), add_to=x)
+
+
+class Int8Transformers:
+    """The transformer blocks of a stage, one after the other, as one call of the kernels."""
+
+    def __init__(self, blocks: Sequence[Int8TransformerBlock]) -> None:
+        self.blocks = tuple(blocks)
+        maps = ((each.qkv, each.out, each.ff_1, each.ff_2) for each in blocks)
+        layers = [TransformerLayer(*(one.address for one in of_block)) for of_block in maps]
+        self._layers = (TransformerLayer * len(layers))(*layers)
+
+    def __call__(self, x: Tensor, context: Int8Pass, first: int, n_heads: int) -> Tensor:
+        """Changes and returns x, contiguous float32 [B, T, C]. Its first block has the attention layer `first`."""
+        context.transform(ctypes.addressof(self._layers), len(self.blocks), first, x, n_heads)
+        return x

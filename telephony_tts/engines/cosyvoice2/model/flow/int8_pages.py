@@ -114,6 +114,18 @@ class Int8Pass(HostPass):
         given = (Piece(each.memory.tensor.data_ptr(), each.capacity, each.n) for each in pieces)
         self._pieces = (Piece * len(pieces))(*given)
         self._run = functions().attend
+        self._transform = functions().transform
+
+    def transform(self, layers: int, n_layers: int, first: int, x: Tensor, n_heads: int) -> None:
+        """x, contiguous float32 [B, T, C], goes through `n_layers` transformer blocks, in place.
+
+        `layers`: the address of the first `TransformerLayer`; `first`: its number among the attention layers.
+        """
+        n_rows, n, _ = x.shape
+        address, d_head = ctypes.addressof(self._pieces), self._storage.layout.d_head
+        self._transform(
+            layers, n_layers, first, x.data_ptr(), n_rows, n, n_heads, d_head, BLOCK_FRAMES, address, len(self._pieces)
+        )
 
     def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
         n_rows, n, d = qkv.shape
