@@ -201,7 +201,7 @@ class _Runs:
             raise SystemExit(f"fleet.py: {error}") from error
         described = sizing.described(tried, rows)
         report.table(
-            "how many replicas the rush needs", ("replicas", "reaches", "refused", "turns with a gap", "p99 ms", "used"),
+            "how many replicas the rush needs", ("replicas", "reaches", "refused", "with a gap", "p99 ms", "used"),
             [
                 (row["replicas"], "yes" if row["reaches"] else "no", f"{row['refused_share']:.2%}",
                  f"{row['turns_with_gap_share']:.2%}", row["first_audio_ms_p99"], f"{row['utilisation']:.0%}")

@@ -27,10 +27,10 @@ class Habits:
     `n_voices` voices has most calls: the share of voice number k is proportional to 1/k.
     """
 
-    call_s: float = 150.0
+    call_s: float = 120.0
     sentences: tuple[int, int] = (1, 3)
     words: tuple[int, int] = (5, 16)
-    reply_s: tuple[float, float] = (1.5, 8.0)
+    reply_s: tuple[float, float] = (2.0, 14.0)
     barge_in: float = 0.1
     n_voices: int = 8
 

@@ -47,6 +47,8 @@ class CoreReplica:
         self, events: Events, prices: EnginePrices, voices: Sequence[str], heard: AudioSink, ended: EndSink
     ) -> None:
         self.n_live = 0
+        self._cost = 0.0
+        """Without the step that is being made: the core has counted it already."""
         self._events, self._heard, self._ended = events, heard, ended
         self._runner = PricedRunner(prices)
         self._told: list[tuple[int, Event, int]] = []
@@ -89,7 +91,7 @@ class CoreReplica:
 
     def load(self) -> float:
         """See `Replica`."""
-        return load_of(self.n_live, self._core.counters.cost)
+        return load_of(self.n_live, self._cost)
 
     def _order(self, order: Any) -> None:
         if self._is_dead:
@@ -104,6 +106,7 @@ class CoreReplica:
         if self._is_dead:
             return
         self._runner.now_ns = self._events.now_ns
+        self._cost = self._core.counters.cost
         self._is_in_step = True
         more = self._core.step()
         self._is_in_step = False

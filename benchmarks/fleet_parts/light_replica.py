@@ -30,6 +30,9 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
 )
 from telephony_tts.engines.cosyvoice2.model.config import LOOKAHEAD_TOKENS
 
+# To read a member of an enum takes longer than all else that a decision reads.
+_PREFILL, _DECODE, _FLOW, _VOCODE = Stage
+
 
 @dataclass(slots=True, eq=False)
 class _Stream:
@@ -203,12 +206,12 @@ class LightReplica:
         spent_ns = self._price(stage, streams)
         if n_builds:
             row = self._prices.n_prompt_tokens / ROW_TOKENS
-            spent_ns += n_builds * max(1, self._prices.cost.of(Stage.FLOW, row)) * self._flow_group
+            spent_ns += n_builds * max(1, self._prices.cost.of(_FLOW, row)) * self._flow_group
             for build in self._builds.values():
                 if build.key in keys:
                     build.k += self._flow_group
         self.busy_ns += spent_ns
-        if stage is Stage.FLOW:
+        if stage is _FLOW:
             for stream in streams:
                 if stream.in_flow is None:
                     self._begin_block(stream)
@@ -219,15 +222,15 @@ class LightReplica:
         if not streams:
             return 0
         cost = self._prices.cost
-        if stage is Stage.FLOW:
+        if stage is _FLOW:
             sizes = [self._next_block(stream)[0] if stream.in_flow is None else stream.in_flow for stream in streams]
             n_tokens = sum(sizes)
             if not n_tokens:
                 return 0
             return max(1, cost.of(stage, n_tokens / ROW_TOKENS)) * self._flow_group
-        if stage is Stage.VOCODE:
+        if stage is _VOCODE:
             return max(1, cost.of(stage, sum(max(1, stream.mels[0][0]) for stream in streams) / ROW_TOKENS))
-        if stage is Stage.DECODE:
+        if stage is _DECODE:
             return max(1, cost.of(stage, len(streams))) * self._decode_group
         return max(1, cost.of(stage, len(streams)))
 
@@ -236,7 +239,7 @@ class LightReplica:
         if self._is_dead:
             return
         now_ns = self._events.now_ns
-        n_batches = {Stage.FLOW: self._flow_group, Stage.DECODE: self._decode_group}.get(stage, 1)
+        n_batches = {_FLOW: self._flow_group, _DECODE: self._decode_group}.get(stage, 1)
         for _ in range(n_batches):
             self.counters.count_batch(stage, len(streams) + n_builds, spent_ns // n_batches, is_usual=not n_builds)
         for name, build in list(self._builds.items()):
@@ -264,17 +267,23 @@ class LightReplica:
         self._events.at(now_ns, self._step)
 
     def _computed(self, stream: _Stream, stage: Stage, now_ns: int) -> None:
-        if stage is Stage.PREFILL:
+        if stage is _PREFILL:
             stream.is_fed = True
             self._draw(stream, 1)
-        elif stage is Stage.DECODE:
+        elif stage is _DECODE:
             self._draw(stream, self._prices.cost.run_ahead * self._decode_group)
-        elif stage is Stage.FLOW:
+        elif stage is _FLOW:
             stream.k += self._flow_group
             if stream.k >= self._prices.n_euler or not stream.in_flow:
                 assert stream.in_flow is not None
                 stream.mels.append((stream.in_flow, stream.in_flow_is_last))
                 stream.in_flow = None
+            elif stream.k > self._flow_group:
+                # Only what is left of the block has changed, unless it has just begun.
+                if stream.pending is not None and not stream.mels:
+                    n_left = self._prices.n_euler - stream.k
+                    stream.pending = PendingWork(stream.due_ns, (0, 0, n_left, 1))
+                return
         else:
             n_tokens, is_last = stream.mels.popleft()
             stream.n_voiced += n_tokens
@@ -347,7 +356,7 @@ class LightReplica:
         needs = []
         waiting = [stream for stream in self._waiting.values() if not stream.has_voice and not stream.is_over]
         for build in list(self._builds.values()):
-            own = [Need(build.key, Stage.FLOW, s.due_ns, is_new=s.is_new) for s in waiting if s.voice == build.name]
+            own = [Need(build.key, _FLOW, s.due_ns, is_new=s.is_new) for s in waiting if s.voice == build.name]
             needs += own
             if not own:
                 del self._builds[build.name]
@@ -414,7 +423,7 @@ class LightReplica:
         is_drawn = stream.is_drawn
         needs: list[Need] = []
         if not is_drawn and n_spare < self._prices.ahead.n_tokens:
-            stage = Stage.DECODE if stream.is_fed else Stage.PREFILL
+            stage = _DECODE if stream.is_fed else _PREFILL
             needs.append(Need(key, stage, due_ns, stream.is_fed and n_spare >= 0, is_new))
         in_flow_ns = (stream.n_begun - stream.n_voiced) * TOKEN_NS
         is_behind = stream.made_ns - stream.taken_ns + in_flow_ns < self._ahead_ns
@@ -422,9 +431,9 @@ class LightReplica:
         if stream.is_fed and (
             stream.in_flow is not None or (is_behind and n_mels < MOST_UNVOICED_BLOCKS and has_block)
         ):
-            needs.append(Need(key, Stage.FLOW, due_ns, is_new=is_new))
+            needs.append(Need(key, _FLOW, due_ns, is_new=is_new))
         if n_mels:
-            needs.append(Need(key, Stage.VOCODE, due_ns, is_new=is_new))
+            needs.append(Need(key, _VOCODE, due_ns, is_new=is_new))
         if needs:
             self._needs[key] = tuple(needs)
         else:
