@@ -41,6 +41,7 @@ from telephony_tts.transport.voice_model import VOICE_MODEL
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+    from telephony_tts.engines.remote.client import RemoteEngine
 
 _log = logs.get(__name__)
 
@@ -124,6 +125,8 @@ def _wanted(config: Config) -> list[str]:
     others = [name for name in ("hibari", "espeak") if installed(name)]
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
+    if config.engines.remote.target is not None:
+        others.append("remote")
     return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
@@ -149,7 +152,41 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
             speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
         ),
         "cosyvoice2": lambda: cosyvoice2_engine(config),
+        "remote": lambda: remote_engine(config),
     }
+
+
+def remote_engine(config: Config) -> RemoteEngine:
+    """gRPC is imported only when an engine of another process is configured: it is an extra."""
+    engines, settings = config.engines, config.engines.remote
+    need_grpc()
+    from telephony_tts.engines.remote.client import RemoteEngine
+
+    return RemoteEngine(
+        "remote",
+        settings.targets,
+        token=settings.token,
+        start_timeout_s=settings.start_timeout_s,
+        wait_ready_s=engines.restart_wait_s,
+        first_audio_timeout_ms=engines.first_audio_timeout_ms,
+    )
+
+
+def served_engine(config: Config) -> Engine:
+    """The default engine, for an engine server. Raises ConfigError if that is an engine of another process."""
+    name = config.engines.default
+    if name == "remote":
+        raise ConfigError(
+            "engines.default is remote, which is an engine of another process; an engine server needs one of its own, "
+            "for example --set engines.default=hibari"
+        )
+    return _makers(config)[name]()
+
+
+def need_grpc() -> None:
+    """Raises EngineUnavailable where gRPC, which engines of other processes need, is not installed."""
+    if importlib.util.find_spec("grpc") is None:
+        raise EngineUnavailable("engines of other processes need grpcio: pip install -e '.[remote]' in the checkout")
 
 
 def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
@@ -421,7 +458,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         with event_loop.stop_signals(server.stop_at_once) as stop:
             async with server.running(ready=False):
                 _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
-                if not await _unless(stop, catalog.start()):
+                if not await unless_stopped(stop, catalog.start()):
                     _log.info("stopped_before_ready")
                     return
                 catalog.resolve(settings.speech.voice, None, "")
@@ -478,7 +515,7 @@ def _load_voice_model(needed_by: str) -> None:
         raise ConfigError(f"{needed_by}: {error.message}") from error
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work` until it ends or `stop` is set. True if it ended. Raises its errors."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from telephony_tts.engines.remote.addresses import parse_addresses
+from telephony_tts.errors import ConfigError
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.schema import Between, OneOf, Spelt, read_section
 from telephony_tts.session.settings import BargeInSettings, CallerSettings, DtmfSettings, SpeechSettings
@@ -34,7 +36,7 @@ from telephony_tts.transport.settings import (
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "remote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,37 @@ class CosyVoice2Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target` it
+    is off. Several targets, separated by commas, are replicas of one engine."""
+
+    target: str | None = None
+    token: str | None = field(default=None, repr=False)
+    start_timeout_s: Annotated[float, Between(0.1, 3_600)] = 60.0
+
+    def conflicts(self) -> Iterator[str]:
+        if self.target is None:
+            return
+        try:
+            addresses = parse_addresses(self.target)
+        except ConfigError as error:
+            yield f"target: {error.message}"
+            return
+        for address in addresses:
+            if not address.is_local and self.token is None:
+                yield (
+                    f"token: missing; {address} is on another machine. Set the same token there and here, and keep the "
+                    "network private: the connection is not encrypted"
+                )
+                return
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The addresses, as gRPC names them."""
+        return () if self.target is None else tuple(map(str, parse_addresses(self.target)))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Which engine speaks (the route of the text's language, else `default`), which one speaks in its place, and the
     timeouts of engines."""
@@ -104,8 +137,11 @@ class EngineSettings:
     espeak: EspeakSettings = field(default_factory=EspeakSettings)
     fake: FakeSettings = field(default_factory=FakeSettings)
     cosyvoice2: CosyVoice2Settings = field(default_factory=CosyVoice2Settings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
 
     def conflicts(self) -> Iterator[str]:
+        if self.default == "remote" and self.remote.target is None:
+            yield "remote.target: missing; remote is the default engine and needs the address of an engine server"
         if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
             yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
         for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
@@ -121,6 +157,8 @@ class EngineSettings:
                 yield f"fallback: {engine} is there more than once"
             elif engine == "cosyvoice2" and self.cosyvoice2.model is None:
                 yield "fallback: cosyvoice2 needs a model directory; set cosyvoice2.model"
+            elif engine == "remote" and self.remote.target is None:
+                yield "fallback: remote needs the address of an engine server; set remote.target"
         for lang, engine in self.routes.items():
             if engine not in ENGINES:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"
@@ -209,6 +247,7 @@ _PATHS = (
 )
 ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
+    "TELEPHONY_TTS_ENGINE_TOKEN": "engines.remote.token",
     "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token",
     "TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "plivo.auth_token",
     "TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "vonage.signature_secret",

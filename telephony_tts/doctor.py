@@ -41,6 +41,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("google-re2", "lexicon", "patterns in lexicons"),
         ("pypinyin", "pinyin", "polyphones: true in lexicons"),
         ("av", "formats", "mp3, opus, aac and flac over HTTP"),
+        ("grpcio", "remote", "engines in other processes or on other machines"),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):

@@ -8,6 +8,7 @@ TelephonyTTSError
 ├── Busy                   the server refuses work that it could not do in time; says when to retry
 └── EngineError            synthesis failed; ends the turn, never the call
     ├── EngineUnavailable  the engine's package or files are not installed
+    ├── ReplicaLost        the replica that spoke is gone; another replica of the engine can go on
     ├── UnknownVoice       no engine has a voice of that name
     └── UnsupportedText    the engine cannot read this script; `Catalog.choose` adds the voices that can
 
@@ -80,6 +81,10 @@ class Busy(TelephonyTTSError):
 class EngineError(TelephonyTTSError):
     code = "engine_failed"
     retryable = True
+
+
+class ReplicaLost(EngineError):
+    """The process or machine that spoke an utterance is gone, or does not answer."""
 
 
 class EngineUnavailable(EngineError):

@@ -49,7 +49,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
     "telephony_tts.settings_tree": row("errors schema", "yaml"),
-    "telephony_tts.config": row("schema settings_tree session.settings transport.settings recording.settings"),
+    "telephony_tts.config": row(
+        "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses"
+    ),
     "telephony_tts.event_loop": row("clock logs", "uvloop"),
     # Reads lexicon files for the app; pypinyin and re2 are extras, imported when a file asks for them.
     "telephony_tts.lexicon_files": row("errors logs metrics text.lexicon", "yaml pypinyin re2"),
@@ -69,6 +71,12 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
     "telephony_tts.engines.latin_language": row("errors", "py3langid"),
     "telephony_tts.engines.phrase_store": row("errors metrics daemon_pool", "numpy diskcache"),
+    # An engine of another process. Only the two ends of the connection know gRPC; what decides is pure.
+    "telephony_tts.engines.remote": row("errors clock logs", "numpy", TASKS | IO),
+    "telephony_tts.engines.remote.outgoing": row(),
+    "telephony_tts.engines.remote.client": row("errors clock logs"),
+    "telephony_tts.engines.remote.connection": row("errors clock logs", "grpc"),
+    "telephony_tts.engines.remote.server": row("errors clock logs", "grpc"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
@@ -126,6 +134,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
+    "telephony_tts.cli_engine": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,
     "telephony_tts.cli_phrases": EVERYTHING,
@@ -187,7 +196,7 @@ ROOMS: dict[str, str] = {
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
 
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "remote")
 """Engines may share what lies beside them, not reach into each other."""
 
 

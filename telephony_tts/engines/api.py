@@ -264,8 +264,11 @@ class Engine(Protocol):
     """A speech engine. `tests/engines/conformance.py` tests every engine against this contract."""
 
     name: str
-    streams_text: bool
-    """Whether `synthesize` speaks `Utterance.text` while the rest comes through `Utterance.more`."""
+
+    @property
+    def streams_text(self) -> bool:
+        """Whether `synthesize` speaks `Utterance.text` while the rest comes through `Utterance.more`. May become known
+        when the engine has started."""
 
     @property
     def voices(self) -> tuple[Voice, ...]:

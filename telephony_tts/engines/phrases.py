@@ -35,12 +35,15 @@ class PhraseKeeper:
     def __init__(self, inner: Engine, store: PhraseStore, *, digits: bool = False) -> None:
         self.inner = inner
         self.name = inner.name
-        self.streams_text = inner.streams_text
         # Once: to check a protocol takes longer than all else that a kept phrase needs.
         self._version = inner.version if isinstance(inner, HasVersion) else None
         self._store = store
         self._digits = digits
         self._is_open = False
+
+    @property
+    def streams_text(self) -> bool:
+        return self.inner.streams_text
 
     @property
     def voices(self) -> tuple[Voice, ...]:

@@ -1,0 +1,1 @@
+"""Engines that run in another process or on another machine."""

@@ -1,0 +1,44 @@
+"""Engines keep the contract of `engines.api` also through a real socket, in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance import Subject, assert_keeps_the_contract
+from engine_servers import engine_server
+
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.remote.client import RemoteEngine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
+def test_the_fake_engine_keeps_the_contract_in_another_process(listen: str | None) -> None:
+    with engine_server(listen=listen) as server:
+        subject = Subject(max_s_of_endless_word=601.0)
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]), subject)
+
+
+def test_two_replicas_keep_the_contract() -> None:
+    with engine_server() as one, engine_server() as two:
+        subject = Subject(max_s_of_endless_word=601.0)
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [one.address, two.address]), subject)
+
+
+def test_hibari_keeps_the_contract_in_another_process() -> None:
+    with engine_server("engines.default=hibari") as server:
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]))
+
+
+def test_cosyvoice2_keeps_the_contract_in_another_process(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path)
+    settings = (
+        "engines.default=cosyvoice2", f"engines.cosyvoice2.model={tmp_path}", "engines.cosyvoice2.isolation=thread",
+        "engines.cosyvoice2.slots=4", "engines.cosyvoice2.flow_steps=4", "engines.cosyvoice2.workers=1",
+        "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32",
+    )  # fmt: skip
+    with engine_server(*settings) as server:
+        brief = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]), brief)
