@@ -43,6 +43,8 @@ N_TRANSCRIPT = 8
 class CoreReplica:
     """See the module. It satisfies `Replica`."""
 
+    is_pulled = False
+
     def __init__(
         self, events: Events, prices: EnginePrices, voices: Sequence[str], heard: AudioSink, ended: EndSink
     ) -> None:
@@ -79,6 +81,9 @@ class CoreReplica:
     def take(self, key: int, sound_ns: int) -> None:
         """See `Replica`."""
         self._order(AudioTaken(key, sound_ns * SAMPLE_RATE_HZ // NS_PER_S))
+
+    def pull(self, key: int) -> None:
+        """See `Replica`."""
 
     def cancel(self, key: int) -> None:
         """See `Replica`."""

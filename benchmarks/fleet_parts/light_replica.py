@@ -93,6 +93,8 @@ class _VoiceBuild:
 class LightReplica:
     """See the module. It satisfies `Replica`."""
 
+    is_pulled = False
+
     def __init__(
         self,
         events: Events,
@@ -148,6 +150,9 @@ class LightReplica:
         self._refresh(stream)
         if was_full:
             self._call()
+
+    def pull(self, key: int) -> None:
+        """See `Replica`."""
 
     def cancel(self, key: int) -> None:
         """See `Replica`."""

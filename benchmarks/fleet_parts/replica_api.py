@@ -19,16 +19,25 @@ EndSink = Callable[[int], None]
 class Replica(Protocol):
     """An engine replica on the simulated clock. After `kill` it computes and tells nothing."""
 
-    busy_ns: int
-    """How long it has computed."""
-    n_live: int
-    """Utterances that it holds."""
+    is_pulled: bool
+    """Whether it makes audio only when it is pulled, and not ahead by itself."""
+
+    @property
+    def busy_ns(self) -> int:
+        """How long it has computed."""
+
+    @property
+    def n_live(self) -> int:
+        """Utterances that it holds."""
 
     def submit(self, key: int, n_words: int, voice: str, deadline_ns: int, follows: bool) -> None:
         """Begin an utterance now."""
 
     def take(self, key: int, sound_ns: int) -> None:
         """The listener has taken this much more of the utterance's audio."""
+
+    def pull(self, key: int) -> None:
+        """There is room for more audio of this utterance."""
 
     def cancel(self, key: int) -> None:
         """Stop an utterance. An unknown key has no effect."""

@@ -212,7 +212,8 @@ class Sentence:
     """Of all nodes, without what was cut off again."""
     repeated_ns: int = 0
     """Said twice: the begun part of a word that was broken off."""
-    is_filling: bool = True
+    is_full: bool = False
+    """The call has enough audio and takes no more for now."""
     engine_ended: bool = False
     is_lost: bool = False
     """Its node is lost, as its front knows."""
@@ -366,7 +367,7 @@ class Fleet:
         if replaced:
             self._start(node.is_canary)
         for sentence in sorted(node.sentences, key=lambda one: one.key):
-            # What has come is still taken; then another replica goes on.
+            # What has come is still taken. Then another replica goes on.
             sentence.is_lost = True
             self._take(sentence)
 
@@ -508,7 +509,7 @@ class Fleet:
         sentence.node, sentence.given_ns = node, now_ns
         sentence.made_ns = sentence.sent_ns = sentence.came_ns = sentence.taken_ns = sentence.told_ns = 0
         sentence.engine_ended = sentence.is_lost = False
-        sentence.is_filling = True
+        sentence.is_full = False
         sentence.tried.add(node.number)
         node.sentences.add(sentence)
         node.n_spoken += 1
@@ -592,6 +593,8 @@ class Fleet:
             sentence.sent_ns += sound_ns
             sentence.node.replica.take(sentence.key, sound_ns)
             self.events.at(self.events.now_ns + self._link_ns, self._came, sentence.key, sound_ns)
+        if sentence.node.replica.is_pulled and sentence.sent_ns - sentence.told_ns < WINDOW_NS:
+            sentence.node.replica.pull(sentence.key)
 
     def _came(self, key: int, sound_ns: int) -> None:
         sentence = self._sentences.get(key)
@@ -610,24 +613,23 @@ class Fleet:
             sentence.engine_ended = True
             self._take(sentence)
 
-    def _refill(self, sentence: Sentence, n_moves: int) -> None:
-        if not sentence.is_over and sentence.n_moves == n_moves:
-            sentence.is_filling = True
+    def _refill(self, sentence: Sentence, key: int) -> None:
+        if not sentence.is_over and sentence.key == key:
+            sentence.is_full = False
             self._take(sentence)
 
     def _take(self, sentence: Sentence) -> None:
-        """The call takes as much as it may have ahead of its listener, and hears it in real time."""
+        """The call takes audio until it has enough ahead of its listener, who hears it in real time.
+
+        As in `session.supply`, the first audio of a sentence is taken at once, and the end is noticed only when more is
+        asked for.
+        """
         if sentence.is_over:
             return
         call, now_ns = sentence.call, self.events.now_ns
-        while sentence.came_ns > sentence.taken_ns:
+        while sentence.came_ns > sentence.taken_ns and not sentence.is_full:
             is_first = call.until_ns is None
             until_ns = now_ns if call.until_ns is None else call.until_ns
-            room_ns = self._ahead_ns - (0 if sentence.is_filling else REFILL_NS) - (until_ns - now_ns)
-            if room_ns < 0:
-                sentence.is_filling = False
-                self.events.at(until_ns - self._ahead_ns + REFILL_NS, self._refill, sentence, sentence.n_moves)
-                break
             gap_ns = max(0, now_ns - until_ns)
             if is_first:
                 self._first_audio(sentence)
@@ -637,17 +639,26 @@ class Fleet:
             if sentence.n_moves and not sentence.taken_ns:
                 silence_ns = now_ns - call.asked_ns if is_first else gap_ns
                 self.record.moved.append((now_ns, silence_ns / NS_PER_MS))
+            begin_ns = max(until_ns, now_ns)
+            room_ns = max(0, self._ahead_ns - (begin_ns - now_ns))
             sound_ns = min(sentence.came_ns - sentence.taken_ns, (room_ns // CHUNK_NS + 1) * CHUNK_NS)
             sentence.taken_ns += sound_ns
             sentence.heard_ns += sound_ns
-            call.until_ns = max(until_ns, now_ns) + sound_ns
-        n_acks = (sentence.taken_ns - sentence.told_ns) // ACK_NS
+            call.until_ns = begin_ns + sound_ns
+            if call.until_ns - self._ahead_ns > now_ns:
+                sentence.is_full = True
+                self.events.at(call.until_ns - self._ahead_ns + REFILL_NS, self._refill, sentence, sentence.key)
+        # What was taken last is told when more is asked for.
+        told_ns = sentence.taken_ns - (CHUNK_NS if sentence.is_full else 0)
+        n_acks = max(0, told_ns - sentence.told_ns) // ACK_NS
         if n_acks:
             sentence.told_ns += n_acks * ACK_NS
             self._send(sentence)
+        if sentence.is_full or sentence.taken_ns < sentence.came_ns:
+            return
         if sentence.engine_ended and sentence.taken_ns == sentence.made_ns:
             self._done(sentence)
-        elif sentence.is_lost and sentence.taken_ns == sentence.came_ns:
+        elif sentence.is_lost:
             self._move(sentence)
 
     def _first_audio(self, sentence: Sentence) -> None:
