@@ -71,10 +71,16 @@ def main() -> None:
     flags.add_argument("--decode-group", type=int, default=1, help="decode steps as one (default %(default)s)")
     flags.add_argument("--processes", type=int, default=2, help="runs at a time (default %(default)s)")
     flags.add_argument("--seed", type=int, default=1, help="of calls and arrivals (default %(default)s)")
+    flags.add_argument("--validate", action="store_true", help="only compare with a real front and three fake engines")
+    flags.add_argument("--validate-calls", type=int, default=600, help="of the validation (default %(default)s)")
+    flags.add_argument("--validate-s", type=float, default=300.0, help="in which they arrive (default %(default)s)")
     flags.add_argument("--picture", type=Path, help="PNG, SVG or PDF (default: the JSON file's name with .png)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.minutes, chosen.call_s, chosen.start_s, chosen.processes = 60, 1.0, 40.0, "20", 1
+    if chosen.validate:
+        _validate(chosen)
+        return
     parts = [word for word in chosen.parts.split(",") if word]
     if unknown := [word for word in parts if word not in PARTS]:
         flags.error(f"--parts {','.join(unknown)}: expected some of {', '.join(PARTS)}")
@@ -103,6 +109,29 @@ def _prices(word: str) -> EnginePrices:
     if not path.is_file():
         raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {', '.join(ASSUMED)}")
     return from_bench_engine(json.loads(path.read_text(encoding="utf-8")), path.name)
+
+
+def _validate(chosen: argparse.Namespace) -> None:
+    """A real front and real engine servers under a known load, and the simulation of the same."""
+    from fleet_parts import validation  # it needs gRPC
+
+    known = validation.KnownLoad(n_calls=chosen.validate_calls, seconds=chosen.validate_s, seed=chosen.seed)
+    if chosen.quick:
+        known = replace(known, n_calls=6, seconds=5.0, habits=replace(known.habits, call_s=21.0))
+    found = validation.validate(known, lambda line: print(f"  {line}", flush=True))
+    measured, simulated = found["measured"], found["simulated"]
+    report.table(
+        f"{known.n_replicas} fake engines with {known.pace.n_slots} slots each: measured and simulated",
+        ("figure", "measured", "simulated", "apart"),
+        [
+            (name, measured[name], simulated[name], "-" if apart is None else f"{apart:+.1%}")
+            for name, apart in found["apart"].items()
+        ],
+    )
+    worst = max((abs(apart) for apart in found["apart"].values() if apart is not None), default=0.0)
+    answer = "yes" if worst <= validation.WITHIN else "NO"
+    print(f"\nthe worst is {worst:.1%} off; within {validation.WITHIN:.0%}: {answer}")
+    report.save(chosen, found)
 
 
 class _Runs:

@@ -39,6 +39,8 @@ ACK_NS = 600 * NS_PER_MS
 """A front tells what it has taken when that is half of the window, in whole chunks."""
 NO_REPLICA_RETRY_NS = 100 * NS_PER_MS
 """While no replica is ready, a sentence looks for one this often, until `wait_ready_s`."""
+STUCK_FACTOR, STUCK_NS = 5, 600 * NS_PER_S
+"""A call that lasts so many times the longest one, and ten minutes more, never ends."""
 GIVEN_HALF_LIFE_NS = 60 * NS_PER_S
 N_RECENT_VOICES = 8
 
@@ -215,6 +217,9 @@ class Sentence:
     is_full: bool = False
     """The call has enough audio and takes no more for now."""
     engine_ended: bool = False
+    end_was_sent: bool = False
+    end_came: bool = False
+    """All audio has come, as the front knows."""
     is_lost: bool = False
     """Its node is lost, as its front knows."""
     is_over: bool = False
@@ -304,7 +309,8 @@ class Fleet:
         if self.settings.scaling is not None:
             self.events.at(round(self.settings.scaling.every_s * NS_PER_S), self._scale)
         self.events.at(0, self._sample)
-        self.events.run()
+        longest_ns = max((plan.length_ns for plan in self._calls), default=0)
+        self.events.run(self._end_ns + STUCK_FACTOR * longest_ns + STUCK_NS)
         self._check_books()
         return self.record
 
@@ -411,7 +417,7 @@ class Fleet:
         self.record.n_calls += 1
         try:
             if not any(node.is_open for node in self.nodes):
-                raise Busy("no engine replica is ready")
+                raise Busy("no engine replica is ready", retry_after_ms=5000)
             front.admission.check(front.n_calls, front.n_waiting, now_ns, self._load(front))
         except Busy as busy:
             self.record.refused.append((now_ns, busy.message))
@@ -508,7 +514,7 @@ class Fleet:
             self.record.n_overloaded += self._load(front) > MAX_LOAD
         sentence.node, sentence.given_ns = node, now_ns
         sentence.made_ns = sentence.sent_ns = sentence.came_ns = sentence.taken_ns = sentence.told_ns = 0
-        sentence.engine_ended = sentence.is_lost = False
+        sentence.engine_ended = sentence.end_was_sent = sentence.end_came = sentence.is_lost = False
         sentence.is_full = False
         sentence.tried.add(node.number)
         node.sentences.add(sentence)
@@ -531,7 +537,7 @@ class Fleet:
 
     def _is_late(self, sentence: Sentence, node: Node, key: int) -> None:
         """No audio has come in time: another replica gets the sentence, if there is one that has not tried it."""
-        if sentence.is_over or sentence.key != key or sentence.came_ns or sentence.engine_ended:
+        if sentence.is_over or sentence.key != key or sentence.came_ns or sentence.end_came:
             return
         now_ns = self.events.now_ns
         if self._able(sentence):
@@ -593,6 +599,9 @@ class Fleet:
             sentence.sent_ns += sound_ns
             sentence.node.replica.take(sentence.key, sound_ns)
             self.events.at(self.events.now_ns + self._link_ns, self._came, sentence.key, sound_ns)
+        if sentence.engine_ended and sentence.sent_ns == sentence.made_ns and not sentence.end_was_sent:
+            sentence.end_was_sent = True
+            self.events.at(self.events.now_ns + self._link_ns, self._end_came, sentence.key)
         if sentence.node.replica.is_pulled and sentence.sent_ns - sentence.told_ns < WINDOW_NS:
             sentence.node.replica.pull(sentence.key)
 
@@ -605,12 +614,16 @@ class Fleet:
     def _engine_ended(self, number: int, key: int) -> None:
         if self.nodes[number].died_ns is not None:
             raise Violation(f"replica {number} is dead and ends a sentence")
-        self.events.at(self.events.now_ns + self._link_ns, self._end_came, key)
+        sentence = self._sentences.get(key)
+        if sentence is not None:
+            sentence.engine_ended = True
+            self._send(sentence)
 
     def _end_came(self, key: int) -> None:
         sentence = self._sentences.get(key)
         if sentence is not None:
-            sentence.engine_ended = True
+            sentence.end_came = True
+            self._leave(sentence)
             self._take(sentence)
 
     def _refill(self, sentence: Sentence, key: int) -> None:
@@ -656,7 +669,7 @@ class Fleet:
             self._send(sentence)
         if sentence.is_full or sentence.taken_ns < sentence.came_ns:
             return
-        if sentence.engine_ended and sentence.taken_ns == sentence.made_ns:
+        if sentence.end_came:
             self._done(sentence)
         elif sentence.is_lost:
             self._move(sentence)
