@@ -41,6 +41,7 @@ from telephony_tts.transport.voice_model import VOICE_MODEL
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+    from telephony_tts.engines.ray.engine import RayEngine
     from telephony_tts.engines.remote.client import RemoteEngine
 
 _log = logs.get(__name__)
@@ -127,6 +128,8 @@ def _wanted(config: Config) -> list[str]:
         others.append("cosyvoice2")
     if config.engines.remote.target is not None:
         others.append("remote")
+    if config.engines.ray.address is not None:
+        others.append("ray")
     return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
@@ -154,6 +157,7 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
         ),
         "cosyvoice2": lambda: cosyvoice2_engine(config),
         "remote": lambda: remote_engine(config),
+        "ray": lambda: ray_engine(config),
     }
 
 
@@ -173,15 +177,40 @@ def remote_engine(config: Config) -> RemoteEngine:
     )
 
 
+def ray_engine(config: Config) -> RayEngine:
+    """The front itself imports no Ray: the process that watches the replicas does."""
+    engines, settings = config.engines, config.engines.ray
+    assert settings.address is not None
+    need_grpc()
+    need_ray()
+    from telephony_tts.engines.ray.engine import RayEngine
+
+    return RayEngine(
+        "ray",
+        settings.address,
+        settings.app,
+        model=settings.model,
+        start_timeout_s=settings.start_timeout_s,
+        wait_ready_s=engines.restart_wait_s,
+        first_audio_timeout_ms=engines.first_audio_timeout_ms,
+    )
+
+
 def served_engine(config: Config) -> Engine:
     """The default engine, for an engine server. Raises ConfigError if that is an engine of another process."""
     name = config.engines.default
-    if name == "remote":
+    if name in ("remote", "ray"):
         raise ConfigError(
-            "engines.default is remote, which is an engine of another process; an engine server needs one of its own, "
+            f"engines.default is {name}, which is an engine of another process; an engine server needs one of its own, "
             "for example --set engines.default=hibari"
         )
     return _makers(config)[name]()
+
+
+def need_ray() -> None:
+    """Raises EngineUnavailable where Ray Serve is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise EngineUnavailable("replicas on Ray Serve need ray: pip install -e '.[ray]' in the checkout")
 
 
 def need_grpc() -> None:

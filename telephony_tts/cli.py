@@ -1,4 +1,4 @@
-"""The command line: serve, engine, say, voices, sounds, lexicon, replay, models, phrases, doctor, bench."""
+"""The command line: serve, engine, ray, say, voices, sounds, lexicon, replay, models, phrases, doctor, bench."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from telephony_tts import cli_bench, cli_cosyvoice2, cli_engine, cli_lexicon, cli_phrases, cli_replay, cli_say
+from telephony_tts import cli_bench, cli_cosyvoice2, cli_engine, cli_lexicon, cli_phrases, cli_ray, cli_replay, cli_say
 from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
@@ -128,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-format", choices=("json", "text"))
 
     cli_engine.add_engine(command)
+
+    cli_ray.add_ray(command)
 
     say = command("say", "speak a text into a file, as a caller would hear it", cli_say.EXAMPLES, cli_say.say)
     cli_say.add_flags(say)

@@ -36,7 +36,8 @@ from telephony_tts.transport.settings import (
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "remote")
+LOCAL_ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+ENGINES = (*LOCAL_ENGINES, "remote", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class CosyVoice2Settings:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target` it
-    is off. Several targets, separated by commas, are replicas of one engine."""
+    """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target`
+    it is off. Several targets, separated by commas, are replicas of one engine."""
 
     target: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -122,6 +123,30 @@ class RemoteSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RaySettings:
+    """An engine whose replicas Ray Serve runs. Without `address` it is off. `engine` and what follows are for
+    `telephony-tts ray up`; without `max_replicas` the number of replicas is fixed."""
+
+    address: str | None = None
+    app: Annotated[str, Spelt(r"[A-Za-z0-9_-]{1,60}", "letters, digits, - and _")] = "telephony-tts"
+    model: str | None = None
+    start_timeout_s: Annotated[float, Between(0.1, 3_600)] = 120.0
+    engine: Annotated[str, OneOf(LOCAL_ENGINES)] = "cosyvoice2"
+    replicas: Annotated[int, Between(1, 10_000)] = 1
+    max_replicas: Annotated[int | None, Between(1, 10_000)] = None
+    cpus: Annotated[float, Between(0, 1024)] = 1.0
+    gpus: Annotated[float, Between(0, 64)] = 0.0
+    target_load: Annotated[float, Between(0.05, 1)] = 0.7
+    replica_utterances: Annotated[int, Between(1, 10_000)] = 16
+    upscale_delay_s: Annotated[float, Between(0, 3_600)] = 2.0
+    downscale_delay_s: Annotated[float, Between(0, 86_400)] = 600.0
+
+    def conflicts(self) -> Iterator[str]:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            yield f"max_replicas: {self.max_replicas} is below replicas ({self.replicas})"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Which engine speaks (the route of the text's language, else `default`), which one speaks in its place, and the
     timeouts of engines."""
@@ -140,10 +165,13 @@ class EngineSettings:
     fake: FakeSettings = field(default_factory=FakeSettings)
     cosyvoice2: CosyVoice2Settings = field(default_factory=CosyVoice2Settings)
     remote: RemoteSettings = field(default_factory=RemoteSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def conflicts(self) -> Iterator[str]:
         if self.default == "remote" and self.remote.target is None:
             yield "remote.target: missing; remote is the default engine and needs the address of an engine server"
+        if self.default == "ray" and self.ray.address is None:
+            yield "ray.address: missing; ray is the default engine and needs a Ray cluster, for example auto"
         if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
             yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
         for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
@@ -161,6 +189,8 @@ class EngineSettings:
                 yield "fallback: cosyvoice2 needs a model directory; set cosyvoice2.model"
             elif engine == "remote" and self.remote.target is None:
                 yield "fallback: remote needs the address of an engine server; set remote.target"
+            elif engine == "ray" and self.ray.address is None:
+                yield "fallback: ray needs the address of a Ray cluster; set ray.address"
         for lang, engine in self.routes.items():
             if engine not in ENGINES:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"

@@ -174,6 +174,12 @@ FAILOVERS = Counter(
     ["engine", "reason"],
     registry=REGISTRY,
 )
+REPLICAS_LOST = Counter(
+    "telephony_tts_replicas_lost_total",
+    "Sentences that another replica of the engine went on with, after audio had come from one that was lost.",
+    ["engine"],
+    registry=REGISTRY,
+)
 ENGINE_CIRCUIT_OPEN = Gauge(
     "telephony_tts_circuit_open",
     "1 while an engine is left out because it failed (engines.fallback).",

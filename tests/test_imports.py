@@ -77,6 +77,11 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.remote.client": row("errors clock logs"),
     "telephony_tts.engines.remote.connection": row("errors clock logs", "grpc"),
     "telephony_tts.engines.remote.server": row("errors clock logs", "grpc"),
+    # Ray is in two programs of their own: the replica and the watcher. A front imports none of them.
+    "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
+    "telephony_tts.engines.ray.engine": row("errors clock logs"),
+    "telephony_tts.engines.ray.watcher": row(outside="ray"),
+    "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
@@ -135,6 +140,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
     "telephony_tts.cli_engine": EVERYTHING,
+    "telephony_tts.cli_ray": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,
     "telephony_tts.cli_phrases": EVERYTHING,
@@ -196,8 +202,8 @@ ROOMS: dict[str, str] = {
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
 
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "remote")
-"""Engines may share what lies beside them, not reach into each other."""
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "ray")
+"""Engines may share what lies beside them, not reach into each other. `remote` is the transport that `ray` uses too."""
 
 
 @dataclass(frozen=True)

@@ -364,12 +364,16 @@ class Session:
                 self._out.append(words_spoken(turn, part))
         self._sender.sentence_ended(turn, part)
 
-    def hand_over(self, utterance_id: str, now_ns: int) -> Utterance | None:
+    def hand_over(self, utterance_id: str, now_ns: int, engine: str | None = None) -> Utterance | None:
         """The engine failed, and another one can speak. Returns what that one is to speak, under the same id: the rest
-        of the utterance, as `handover` decides. None if the turn is over."""
+        of the utterance, as `handover` decides. None if the turn is over. `engine`: the name of the one that failed, if
+        the bot was not told and is to be told now."""
         found = self._supply.part_of(utterance_id)
         if found is None:
             return None
+        part = found[1]
+        if engine is not None and part.engine_sample is not None and not part.engines:
+            part.engines = (engine,)
         self._dirty = True
         self._supply.handed_over(now_ns)
         return hand_over(*found)

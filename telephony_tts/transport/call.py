@@ -17,7 +17,7 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.engines.failover import Failover, Reason
-from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
+from telephony_tts.errors import EngineError, ReplicaLost, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
@@ -33,6 +33,8 @@ EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
 _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
+_MOST_LOST = 3
+"""So many replicas may be lost with one sentence. Then its turn ends with an error: it may be what kills them."""
 _MOST_RECORDINGS = 20
 """The most recordings of one call: a bot in a loop must not fill the folder with small files."""
 
@@ -428,7 +430,7 @@ class Call:
                 if not engine.streams_text:
                     utterance = await run.whole()
             engine, voice = run.given or self._catalog.choose(utterance)
-            engine_name = engine.name
+            engine_name, run.chosen = engine.name, (engine, voice)
             if utterance.insert is not None:
                 failover = None  # no engine speaks it, so none can replace one
             else:
@@ -452,9 +454,8 @@ class Call:
                     if chunk is None:
                         break
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
-                    session.audio(
-                        utterance.id, chunk, now_ns, voice.gain_db, engine_name if failover is not None else None
-                    )
+                    speaker = _replica_name(engine_name, run) if failover is not None or run.n_lost else None
+                    session.audio(utterance.id, chunk, now_ns, voice.gain_db, speaker)
                     # The time is read again: encoding the first chunk belongs to `first_audio_ms`.
                     self._drive(monotonic_ns())
                     # Otherwise a fast engine would be pulled to its end at once. The first frame, which the loop
@@ -534,6 +535,24 @@ class Call:
         self._drive(now_ns)
         return True
 
+    def _go_on(self, run: UtteranceRun, lost: ReplicaLost) -> bool:
+        """Let another replica of the same engine speak what is left of an utterance. False if there is none."""
+        utterance, chosen = run.utterance, run.chosen
+        if chosen is None or self.over or self._runs.get(utterance.id) is not run or run.n_lost >= _MOST_LOST:
+            return False
+        engine, _ = chosen
+        if not engine.stats().is_ready:
+            return False
+        now_ns = monotonic_ns()
+        rest = self.session.hand_over(utterance.id, now_ns, _replica_name(engine.name, run))
+        if rest is None:
+            return False
+        metrics.REPLICAS_LOST.labels(engine=engine.name).inc()
+        self.log.warning("replica_replaced", turn=utterance.turn, engine=engine.name, why=lost.message)
+        self._start(UtteranceRun(rest, chosen, run.tried, run.n_lost + 1))
+        self._drive(now_ns)
+        return True
+
     async def _load_bed(self, bed: Bed, rate_hz: int) -> None:
         try:
             sound = await bed.source.load(rate_hz)
@@ -554,9 +573,16 @@ class Call:
             self._to_bot(warning)
 
     def _failed(self, run: UtteranceRun, error: TelephonyTTSError) -> None:
+        if isinstance(error, ReplicaLost) and self._go_on(run, error):
+            return
         # Another engine does not help against a mistake of the bot.
         if not isinstance(error, UnknownVoice | UnsupportedText) and self._hand_over(run, "failed", error.message):
             return
         now_ns = monotonic_ns()
         if self._runs.get(run.utterance.id, run) is run:
             self._drive(now_ns, self.session.audio_failed, run.utterance.id, error, now_ns)
+
+
+def _replica_name(engine: str, run: UtteranceRun) -> str:
+    """Who speaks, for the bot: the engine, with the number of the replica if others were lost with the sentence."""
+    return f"{engine}#{run.n_lost + 1}" if run.n_lost else engine

@@ -15,15 +15,26 @@ class UtteranceRun:
     another one goes on, that is another run.
     """
 
-    __slots__ = ("_is_pulled", "_timer", "given", "is_asking", "lacks_text", "speaker", "task", "tried", "utterance")
+    __slots__ = (
+        "_is_pulled", "_timer", "chosen", "given", "is_asking", "lacks_text", "n_lost", "speaker", "task", "tried",
+        "utterance",
+    )  # fmt: skip
 
     def __init__(
-        self, utterance: Utterance, given: tuple[Engine, Voice] | None = None, tried: tuple[str, ...] = ()
+        self,
+        utterance: Utterance,
+        given: tuple[Engine, Voice] | None = None,
+        tried: tuple[str, ...] = (),
+        n_lost: int = 0,
     ) -> None:
-        """`given`: who is to speak it in place of an engine that failed. `tried`: the engines that had it before."""
+        """`given`: who is to speak it in place of an engine that failed. `tried`: the engines that had it before.
+        `n_lost`: how many replicas of the engine were lost with it."""
         self.utterance = utterance
         self.given = given
         self.tried = tried
+        self.n_lost = n_lost
+        self.chosen: tuple[Engine, Voice] | None = None
+        """The engine and the voice, once they are chosen."""
         self.speaker: Voice | None = None
         """Who speaks it, once that is chosen."""
         self.lacks_text = utterance.more is not None

@@ -19,7 +19,7 @@ from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake import FakeEngine, render
-from telephony_tts.errors import EngineError, UnsupportedText
+from telephony_tts.errors import EngineError, ReplicaLost, UnsupportedText
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call
@@ -344,5 +344,69 @@ def test_the_level_of_the_second_voice_is_its_own() -> None:
             pcm = decode_ulaw(b"".join(frame.payload for frame in stage.leg.got(m.Frame))).astype(float)
             first, last = (np.sqrt(np.mean(np.square(part))) for part in (pcm[:1400], pcm[-1900:-480]))
             assert 1.7 < last / first < 2.3
+
+    run(main)
+
+
+class Replicated(Actor):
+    """Replicas of one engine. The first `n_lost` of them are lost after so many chunks as `dies_after` says."""
+
+    def __init__(self, n_lost: int, dies_after: int, **how: Any) -> None:
+        super().__init__("one", dies_after=dies_after, crash=ReplicaLost("a replica is lost"), **how)
+        self.n_lost = n_lost
+        self.is_last = False
+
+    async def _fault(self, n: int) -> None:
+        if len(self.asked) <= self.n_lost:
+            if n == self.dies_after and self.is_last:
+                self._stats = EngineStats(is_ready=False)
+            await super()._fault(n)
+
+
+@pytest.mark.parametrize("fallback", [[], ["two"]])
+def test_another_replica_goes_on_from_the_next_word_with_the_same_voice(fallback: list[str]) -> None:
+    async def main() -> None:
+        engines = Replicated(1, 7), Actor("two")
+        metrics.REPLICAS_LOST.labels(engine="one")  # without a lost replica the metric has no sample
+        before = metrics.value("telephony_tts_replicas_lost_total", engine="one")
+        async with Stage(engines, fallback=fallback, timeout_ms=1_000) as stage:
+            stage.call.receive(m.Say(TEXT))
+            await stage.over()
+            assert [utterance.text for utterance in engines[0].asked] == [TEXT, "hij klmno pqr stuv wxyz"]
+            assert {utterance.voice for utterance in engines[0].asked} == {"one-voice"} and not engines[1].asked
+            # The word that was broken off when a part of it was sent already is said again (PROTOCOL.md 6.14).
+            assert "".join(stage.heard.split()) in ("".join(TEXT.split()), "abcdefghihijklmnopqrstuvwxyz")
+            assert stage.engines_of(m.Done) == stage.engines_of(m.SentenceSpoken) == [["one", "one#2"]]
+            assert not stage.leg.got(m.ErrorEvent)
+            if stage.failover is not None:
+                assert stage.failover._circuits["one"].n_failures == 0
+        assert metrics.value("telephony_tts_replicas_lost_total", engine="one") == before + 1
+
+    run(main)
+
+
+def test_a_sentence_that_loses_many_replicas_fails() -> None:
+    async def main() -> None:
+        engine = Replicated(99, 2)
+        async with Stage((engine,)) as stage:
+            stage.call.receive(m.Say(TEXT, "t"))
+            await stage.over()
+            (error,) = stage.leg.got(m.ErrorEvent)
+            assert error.code == "engine_failed" and error.retryable and len(engine.asked) == 4
+            engine.n_lost = 0
+            stage.call.receive(m.Say(TEXT))
+            await until(lambda: stage.leg.got(m.Done), "the next turn")
+
+    run(main)
+
+
+def test_without_another_replica_the_next_engine_goes_on() -> None:
+    async def main() -> None:
+        engines = Replicated(1, 7), Actor("two")
+        engines[0].is_last = True
+        async with Stage(engines) as stage:
+            stage.call.receive(m.Say(TEXT))
+            await stage.over()
+            assert len(engines[0].asked) == 1 and stage.engines_of(m.Done) == [["one", "two"]]
 
     run(main)

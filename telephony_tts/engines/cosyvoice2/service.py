@@ -332,6 +332,11 @@ class CosyVoice2Engine:
         load = (n_submitted + 1) * host.cost() / host.choice.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
 
+    @property
+    def model_version(self) -> str:
+        """Tells the model directory from another one, wherever it lies. Empty before the engine has started."""
+        return self._model_version
+
     def version(self, voice: str) -> str | None:
         """The model, all settings that change the audio, and the voice's file. None while a voice may be changing."""
         if self._host is None or voice.startswith(PROMPT_MARK):

@@ -47,8 +47,8 @@ class RemoteEngine:
         first_audio_timeout_ms: int = 1_500,
     ) -> None:
         self.name = name
-        self._targets = tuple(targets)
-        self._token = token
+        self._targets: Mapping[str, str | None] = dict.fromkeys(targets, token)
+        """The token of each."""
         self._start_timeout_s = start_timeout_s
         self._wait_ready_s = wait_ready_s
         self._late_ns = first_audio_timeout_ms * NS_PER_MS
@@ -75,20 +75,18 @@ class RemoteEngine:
         """As the replicas say. False before the first one was reached."""
         return self._streams_text
 
-    def set_targets(self, targets: Collection[str]) -> None:
-        """Use these replicas from now on. Others finish the utterances that they have."""
-        self._targets = tuple(targets)
+    def set_targets(self, targets: Mapping[str, str | None]) -> None:
+        """Use these replicas, each with its token, from now on. Others finish the utterances that they have."""
+        self._targets = dict(targets)
         if not self._is_open:
             return
         for target in [target for target in self._tasks if target not in self._targets]:
             leaving = self._connections.pop(target)
             leaving.is_leaving = True
             self._leaving[self._tasks.pop(target)] = leaving
-        for target in self._targets:
+        for target, token in self._targets.items():
             if target not in self._tasks:
-                connection = EngineConnection(
-                    target, self.name, self._token, self._replica_changed, self._versions_of
-                )
+                connection = EngineConnection(target, self.name, token, self._replica_changed, self._versions_of)
                 self._connections[target] = connection
                 self._tasks[target] = asyncio.create_task(connection.run(), name=f"{self.name} {target}")
         for connection in self._connections.values():
@@ -149,6 +147,7 @@ class RemoteEngine:
             raise
 
     def _problems(self) -> str:
+        """Why no replica is ready."""
         if not self._connections:
             return "there is no replica"
         return "; ".join(f"{each.target}: {each.problem}" for each in self._connections.values())
@@ -280,7 +279,7 @@ class RemoteEngine:
                     ) from None
         finally:
             self._n_waiting -= 1
-        raise EngineError(f"{self.name} was closed" if self._targets else f"{self.name} is not started")
+        raise EngineError(f"{self.name} does not run")
 
     def _best(self, voice: str | None, tried: Collection[str]) -> EngineConnection | None:
         able = [each for each in self._ready if each.target not in tried]

@@ -363,6 +363,11 @@ class EngineConnection:
             ]
             try:
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # Closed by this side: let the server end the stream, with which gRPC's own task for it ends too.
+                self._out.close()
+                await asyncio.wait(parts[:1], timeout=CLOSE_S / 2)
+                raise
             finally:
                 call.cancel()
                 for part in parts:
@@ -391,6 +396,7 @@ class EngineConnection:
         with suppress(asyncio.InvalidStateError):  # the stream has ended; the reader says why
             while (data := await self._out.next_message()) is not None:
                 await call.write(data)
+            await call.done_writing()
 
     async def _keep_alive(self) -> None:
         """Send keep-alives, and raise TimeoutError when the server is silent for too long."""
@@ -460,7 +466,7 @@ def _what(failure: Exception) -> str:
     if isinstance(failure, grpc.aio.AioRpcError):
         if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
             return "another kind of server listens there"
-        return (failure.details() or failure.code().name).strip()
+        return str(failure.details() or failure.code().name).strip()
     if isinstance(failure, BadMessage):
         return f"it sent what cannot be read: {failure}"
     return str(failure) or ("it does not answer" if isinstance(failure, TimeoutError) else type(failure).__name__)

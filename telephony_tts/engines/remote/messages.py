@@ -21,7 +21,7 @@ belong to no utterance.
 | 7 | find_voice | client | `name` |
 | 65 | attached | server | `protocol`, `engine`, `streams_text`, `software` |
 | 66 | status | server | see `EngineStatus`. The answer to each keep_alive; also sent when draining begins |
-| 67 | audio | server | `rate_hz`, `queued_ns`, `estimates`, `timings`: [[start_char, end_char, start_sample, end_sample]] |
+| 67 | audio | server | `rate_hz`, `queued_ns`, `estimates`, `timings`: 4 numbers each, as in `Timing` |
 | 68 | ended | server | `error`, if there is one: `code`, `message`, `retryable`, `retry_after_ms` |
 | 69 | voice_found | server | `voice` or null |
 
@@ -64,8 +64,8 @@ MAX_MESSAGE_BYTES = 4_000_000
 MAX_TEXT_CHARS = 200_000
 """Of one utterance. A sentence has a few hundred."""
 MAX_PCM_BYTES = 1_000_000
-NOT_TAKEN = "engine_not_ready"
-"""The code of an error that ends an utterance which was not begun: another replica may speak it."""
+REPLICA_LOST = "replica_lost"
+"""The code of an error that says that this replica cannot go on, and that another one may."""
 _HEADER = struct.Struct("<BIII")
 _PCM = np.dtype("<i2")
 _RATES_HZ = range(8_000, 192_001)
@@ -499,9 +499,9 @@ _ERRORS: dict[str, type[EngineError]] = {each.code: each for each in (UnknownVoi
 
 
 def _error(fields: Mapping[str, Any]) -> EngineError:
-    """Every error of an engine is an EngineError here. Its code is kept, but for `NOT_TAKEN`."""
+    """Every error of an engine is an EngineError here. Its code is kept, but for `REPLICA_LOST`."""
     code = _text(fields, "code", EngineError.code)
-    if code == NOT_TAKEN:
+    if code == REPLICA_LOST:
         return ReplicaLost(_text(fields, "message"), retry_after_ms=_whole(fields, "retry_after_ms", None))
     return _ERRORS.get(code, EngineError)(
         _text(fields, "message"),

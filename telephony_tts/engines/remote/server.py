@@ -24,8 +24,8 @@ from telephony_tts.engines.api import Chunk, Engine, FindsVoices, HasVersion, Te
 from telephony_tts.engines.remote.addresses import EngineAddress
 from telephony_tts.engines.remote.messages import (
     MAX_MESSAGE_BYTES,
-    NOT_TAKEN,
     PROTOCOL,
+    REPLICA_LOST,
     SERVICE,
     Attach,
     Attached,
@@ -219,9 +219,9 @@ class EngineServer:
     def refusal(self) -> EngineError | None:
         """Why a new utterance cannot be taken."""
         if self.is_draining:
-            return not_taken("this engine server is being stopped; say it again in a moment", 500)
+            return _goes_on_elsewhere("this engine server is being stopped; say it again in a moment", 500)
         if not self._is_loaded:
-            return not_taken("the speech engine is loading; say it again in a moment", 1_000)
+            return _goes_on_elsewhere("the speech engine is loading; say it again in a moment", 1_000)
         return None
 
     def spoke(self, voice: str | None) -> None:
@@ -251,6 +251,8 @@ class EngineServer:
         except _Refused as refused:
             _log.warning("engine_client_refused", peer=context.peer(), why=str(refused))
             await context.abort(refused.code, str(refused))
+        except asyncio.CancelledError:
+            pass  # the client has gone, or the server stops: gRPC reports its own cancel as an error
         finally:
             self._clients.discard(client)
             self._idle.set()
@@ -354,8 +356,11 @@ class _Client:
         self._window_ns = min(MAX_WINDOW_MS, max(1, first.window_ms)) * NS_PER_MS
         self._send(self._server.hello())
         self._answer(KeepAlive(0))
-        for message in messages[1:]:
-            self._receive(message)
+        try:
+            for message in messages[1:]:
+                self._receive(message)
+        except BadMessage as bad:
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(bad)) from bad
 
     async def _read(self) -> None:
         while True:
@@ -430,9 +435,9 @@ class _Client:
             raise BadMessage(f"the key {key} is in use")
         refusal = self._server.refusal()
         if refusal is None and len(self._speeches) >= MAX_UTTERANCES:
-            refusal = not_taken(f"this client has {MAX_UTTERANCES} utterances here already", 1_000)
+            refusal = _goes_on_elsewhere(f"this client has {MAX_UTTERANCES} utterances here already", 1_000)
         if refusal is None and self._group is None:
-            refusal = not_taken("the client did not wait for `attached`", 0)
+            refusal = _goes_on_elsewhere("the client did not wait for `attached`", 0)
         if refusal is not None:
             self._send(SpeechEnded(key, refusal))
             return
@@ -508,12 +513,13 @@ class _Client:
         for speech in self._speeches.values():
             if not speech.is_cancelled:
                 speech.is_cancelled = True
+                speech.error = _goes_on_elsewhere("the engine server was stopped", 500)
                 self._let_go(speech)
 
 
-def not_taken(message: str, retry_after_ms: int) -> EngineError:
-    """The error of an utterance that was not begun."""
-    return EngineError(message, code=NOT_TAKEN, retry_after_ms=retry_after_ms)
+def _goes_on_elsewhere(message: str, retry_after_ms: int) -> EngineError:
+    """The error of an utterance that another replica may speak."""
+    return EngineError(message, code=REPLICA_LOST, retry_after_ms=retry_after_ms)
 
 
 def _why(done: set[asyncio.Task[None]]) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pronunciation, Timing, Utterance, Voice
 from telephony_tts.engines.remote.messages import (
-    NOT_TAKEN,
+    REPLICA_LOST,
     Attach,
     Attached,
     BadMessage,
@@ -37,7 +37,7 @@ from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, Un
 EVERYTHING = Utterance(
     "u7", "lone \ud800 surrogate, \0, 重庆", voice="anna", lang="zh", lang_source="words", speed=1.25, seed=-3,
     instruct="softly", call="CA1", turn="t2", follows=True, can_wait=True, is_private=True, has_digits=True,
-    pronunciations=(Pronunciation(0, 2, "ipa", "a"), Pronunciation(25, 27, "pinyin", "chong2 qing4")),
+    pronunciations=(Pronunciation(0, 2, "ipa", "a"), Pronunciation(21, 23, "pinyin", "chong2 qing4")),
 )  # fmt: skip
 VOICE = Voice("anna", "", ("zh", "en"), 24_000, -1.5, "a woman")
 
@@ -93,7 +93,7 @@ def test_audio_survives_with_its_timings() -> None:
         (EngineUnavailable("no package"), EngineUnavailable),
         (EngineError("broke", retry_after_ms=300), EngineError),
         (EngineError("hot", code="too_hot", retryable=False), EngineError),
-        (EngineError("stopping", code=NOT_TAKEN, retry_after_ms=500), ReplicaLost),
+        (EngineError("stopping", code=REPLICA_LOST, retry_after_ms=500), ReplicaLost),
     ],
 )
 def test_an_error_keeps_its_kind_and_its_hints(error: EngineError, kind: type[EngineError]) -> None:
@@ -101,7 +101,7 @@ def test_an_error_keeps_its_kind_and_its_hints(error: EngineError, kind: type[En
     assert isinstance(message, SpeechEnded) and type(message.error) is kind
     read = message.error
     assert (read.message, read.retryable, read.retry_after_ms) == (error.message, error.retryable, error.retry_after_ms)
-    assert read.code == ("engine_failed" if error.code == NOT_TAKEN else error.code)
+    assert read.code == ("engine_failed" if error.code == REPLICA_LOST else error.code)
 
 
 def test_one_grpc_message_holds_many_frames_in_order() -> None:

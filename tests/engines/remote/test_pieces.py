@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Timing
-from telephony_tts.engines.remote.pieces import MOST_NS, PIECE_NS, SPARE_NS, PieceGatherer, duration_ns
+from telephony_tts.engines.remote.pieces import MOMENT_NS, MOST_NS, PIECE_NS, SPARE_NS, PieceGatherer, duration_ns
 
 RATE_HZ = 8_000
 
@@ -22,17 +22,20 @@ def chunk(ms: int, first_sample: int = 0, rate_hz: int = RATE_HZ, *, estimates: 
 def test_the_first_chunk_goes_at_once_and_later_ones_while_the_listener_has_little() -> None:
     gatherer = PieceGatherer()
     assert [duration_ns(piece) for piece in gatherer.add(chunk(60), 0)] == [60 * NS_PER_MS]
-    assert len(gatherer.add(chunk(60), 0)) == 1, "60 ms are not enough to wait"
-    assert gatherer.deadline_ns() is None
+    assert gatherer.add(chunk(60), 0) == [] and gatherer.deadline_ns() == MOMENT_NS, "60 ms are enough for a moment"
+    assert len(gatherer.add(chunk(60), MOMENT_NS)) == 1, "and not for more"
+    late = PieceGatherer()
+    late.add(chunk(60), 0)
+    assert len(late.add(chunk(60), 60 * NS_PER_MS)) == 1, "the listener has nothing"
 
 
 def test_a_fast_engines_chunks_are_joined() -> None:
     gatherer = PieceGatherer()
-    pieces = [piece for _ in range(30) for piece in gatherer.add(chunk(100), 0)]
+    pieces = [piece for _ in range(31) for piece in gatherer.add(chunk(100), 0)]
     lengths = [duration_ns(piece) // NS_PER_MS for piece in pieces]
-    assert lengths == [100, 100, 300, 300, 300, 300, 300, 300, 300, 300, 300]
+    assert lengths == [100] + [400] * 7
     rest = gatherer.flush(0)
-    assert rest is not None and duration_ns(rest) == 100 * NS_PER_MS and gatherer.flush(0) is None
+    assert rest is not None and duration_ns(rest) == 200 * NS_PER_MS and gatherer.flush(0) is None
 
 
 def test_what_is_kept_is_due_before_the_listener_needs_it() -> None:

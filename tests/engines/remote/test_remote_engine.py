@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -441,7 +442,7 @@ def test_another_replica_speaks_when_one_is_killed_before_its_first_audio() -> N
             async with attached(slow.address) as engine:
                 task = asyncio.create_task(speak(engine, Utterance("u", TEXT)))
                 await until(lambda: engine.stats().n_queued == 1, "the sentence is sent")
-                engine.set_targets([slow.address, quick.address])
+                engine.set_targets({slow.address: None, quick.address: None})
                 await until(lambda: len(engine._ready) == 2, "both replicas")
                 os.kill(slow.pid, signal.SIGKILL)
                 assert np.array_equal(joined(await task), render(TEXT)), "all of it, once"
@@ -458,12 +459,21 @@ def test_another_replica_speaks_when_one_is_late() -> None:
                 begun_s = time.monotonic()
                 task = asyncio.create_task(speak(engine, Utterance("u", TEXT)))
                 await until(lambda: engine.stats().n_queued == 1, "the sentence is sent")
-                engine.set_targets([late.address, quick.address])
+                engine.set_targets({late.address: None, quick.address: None})
                 assert np.array_equal(joined(await task), render(TEXT))
                 assert 0.3 <= time.monotonic() - begun_s < 1.5
                 await until(lambda: engine.stats() == EngineStats(), "the late one lets go")
 
         run(work)
+
+
+@asynccontextmanager
+async def closing_all(servers: list[EngineServer]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for server in servers:
+            await server.close()
 
 
 def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
@@ -480,20 +490,19 @@ def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
         for n, server in enumerate(servers):
             addresses.append(str(await server.listen(parse_address(f"unix:{tmp_path}/{n}.sock"))))
             server.engine_is_loaded()
-        async with attached(addresses[0]) as engine:
+        async with closing_all(servers), attached(addresses[0]) as engine:
             feed = TextFeed()
             task = asyncio.create_task(speak(engine, Utterance("u", "one ", more=feed)))
             await until(lambda: servers[0].n_utterances == 1, "the first server has it")
             feed.push("two ")
             await asyncio.sleep(0.05)
-            engine.set_targets(addresses)
+            engine.set_targets(dict.fromkeys(addresses))
             await until(lambda: len(engine._ready) == 2, "both servers")
             await servers[0].close()
             await until(lambda: servers[1].n_utterances == 1, "the second server has it")
             feed.push("three")
             feed.end()
             assert np.array_equal(joined(await task), np.concatenate([render("one two "), render("three")]))
-        await servers[1].close()
 
     run(work)
 
@@ -504,7 +513,7 @@ def test_a_replica_that_is_removed_finishes_what_it_speaks() -> None:
         async def work() -> None:
             async with attached(one.address) as engine:
                 stream, chunk = await first_chunk(engine, TEXT)
-                engine.set_targets([two.address])
+                engine.set_targets({two.address: None})
                 heard = [chunk] + [each async for each in stream]
                 assert np.array_equal(joined(heard), render(TEXT))
                 await until(lambda: not engine._leaving, "its connection is closed")
@@ -591,9 +600,11 @@ def test_garbage_in_mid_utterance_ends_it_and_the_client_lives(tmp_path: Path) -
         (b"\x01\x02", grpc.StatusCode.INVALID_ARGUMENT, "cannot be read"),
         (encode(KeepAlive(1)), grpc.StatusCode.INVALID_ARGUMENT, "not `attach`"),
         (encode(Attach(99, "old", 1000)), grpc.StatusCode.FAILED_PRECONDITION, "protocol 99"),
-        (encode(Attach(PROTOCOL, "a", 1000)) + encode(Attach(PROTOCOL, "a", 1)), None, ""),
+        (encode(Attach(PROTOCOL, "a", 1000)) + encode(Attach(PROTOCOL, "a", 1)),
+         grpc.StatusCode.INVALID_ARGUMENT, "a second `attach`"),
+        (encode(Attach(PROTOCOL, "a", 1000)), None, "header"),
     ],
-)
+)  # fmt: skip
 def test_a_client_that_sends_garbage_is_refused_and_others_go_on(
     sent: bytes, code: grpc.StatusCode | None, why: str
 ) -> None:

@@ -1,0 +1,136 @@
+"""The commands `ray up`, `ray status` and `ray down`: replicas of an engine on a Ray cluster that runs already."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from telephony_tts.cli_settings import config_flags, load
+from telephony_tts.errors import ConfigError, EngineUnavailable
+
+if TYPE_CHECKING:
+    from telephony_tts.config import Config, RaySettings
+
+EXAMPLES = """examples:
+  ray start --head                                              a cluster on this machine
+  telephony-tts ray up --config configs/server.yaml             start the replicas, or change them
+  telephony-tts ray status --config configs/server.yaml
+  telephony-tts ray down --config configs/server.yaml
+  telephony-tts serve --config configs/server.yaml --set engines.default=ray
+
+The section engines.ray says where the cluster is, which engine the replicas run and how many there are.
+"""
+ANSWER_S = 10.0
+
+Command = Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
+
+
+def add_ray(command: Command) -> None:
+    """The commands `ray up`, `ray status` and `ray down`."""
+    parser = command("ray", "run replicas of an engine on Ray Serve", EXAMPLES, _status)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, help_text, run in (
+        ("up", "start the replicas, or change them to the configuration", _up),
+        ("status", "show the replicas; exit status 1 if none is ready", _status),
+        ("down", "stop the replicas when they have spoken", _down),
+    ):
+        action = actions.add_parser(
+            name, help=help_text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        config_flags(action)
+        action.set_defaults(run=run)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    with _cluster(arguments) as (settings, _):
+        from ray import serve
+
+        from telephony_tts.engines.ray.app import build, directory
+
+        chosen = settings.engines.ray
+        directory(chosen.app)
+        try:
+            serve.run(build({"settings": settings}), name=chosen.app, route_prefix=None)
+        except RuntimeError as error:
+            raise EngineUnavailable(f"the replicas did not start: {_first_line(error)}") from error
+        return _print_status(chosen)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    with _cluster(arguments) as (settings, _):
+        return _print_status(settings.engines.ray)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    with _cluster(arguments) as (settings, ray):
+        from ray import serve
+
+        from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
+
+        app = settings.engines.ray.app
+        was_there = app in serve.status().applications
+        if was_there:
+            serve.delete(app)
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(directory_name(app), namespace=NAMESPACE))
+        print(f"{app}: {'stopped' if was_there else 'was not running'}")
+    return 0
+
+
+@contextlib.contextmanager
+def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
+    """(the settings, the package ray connected to the cluster). Raises ConfigError and EngineUnavailable."""
+    from telephony_tts import app, config
+
+    settings = load(config.load, arguments, {})
+    address = settings.engines.ray.address
+    if address is None:
+        raise ConfigError("engines.ray.address is not set; set it to auto for a Ray cluster on this machine")
+    app.need_ray()
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # of many kinds: no cluster, another version, no permission
+        raise EngineUnavailable(
+            f"the Ray cluster at {address} cannot be used: {_first_line(error)}. "
+            "To start one on this machine: ray start --head"
+        ) from error
+    try:
+        serve.start(proxy_location="Disabled")
+        yield settings, ray
+    finally:
+        ray.shutdown()
+
+
+def _print_status(chosen: RaySettings) -> int:
+    """The application's state and a line for each replica. 1 if no replica takes utterances."""
+    import ray
+    from ray import serve
+
+    from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
+
+    found = serve.status().applications.get(chosen.app)
+    if found is None:
+        print(f"{chosen.app}: not running; start it: telephony-tts ray up")
+        return 1
+    print(f"{chosen.app}: {found.status.value.lower()} {found.message}".rstrip())
+    for name, deployment in found.deployments.items():
+        states = ", ".join(f"{n} {state.lower()}" for state, n in deployment.replica_states.items() if n)
+        print(f"  {name}: {deployment.status.value.lower()}; {states or 'no replica'} {deployment.message}".rstrip())
+    replicas: list[dict[str, str]] = []
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):
+        directory = ray.get_actor(directory_name(chosen.app), namespace=NAMESPACE)
+        answer = ray.get(directory.changed_since.remote(None, ANSWER_S), timeout=2 * ANSWER_S)
+        replicas = answer[1] if answer is not None else []
+    for replica in replicas:
+        print(f"  {replica['id']}  {replica['address']}  {replica['model']}")
+    return 0 if replicas else 1
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:400] or type(error).__name__

@@ -1,0 +1,78 @@
+"""The program of a process beside a front: it tells where the replicas of an application are, whenever that changes.
+
+The front reads its standard output: JSON lines with `replicas`, or with a `problem`. It is a process of its own because
+a connection to Ray brings threads that take CPU from calls, and because a driver ends when its cluster ends. It ends
+when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
+
+POLL_S = 2.0
+"""A question waits so long for a change."""
+ANSWER_S = 10.0
+PAUSE_S = 0.5
+
+
+def main() -> None:
+    """The arguments: the address of the cluster, and the application's name."""
+    address, app = sys.argv[1], sys.argv[2]
+    threading.Thread(target=_end_with_the_front, daemon=True).start()
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        _say(problem=f"the Ray cluster at {address} cannot be used: {_first_lines(error)}")
+        os._exit(1)
+    _watch(app)
+
+
+def _watch(app: str) -> None:
+    pause = threading.Event()
+    version: int | None = None
+    directory: Any = None
+    while True:
+        try:
+            if directory is None:
+                directory = ray.get_actor(directory_name(app), namespace=NAMESPACE)
+            answer = ray.get(directory.changed_since.remote(version, POLL_S), timeout=ANSWER_S)
+            if answer is not None:
+                version, replicas = answer
+                _say(replicas=replicas)
+            continue
+        except ValueError:
+            _say(problem=f"no application {app!r} runs on this Ray cluster; start it: telephony-tts ray up")
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            _say(problem=f"the list of replicas is not there: {_first_lines(error)}")
+        directory = version = None
+        pause.wait(PAUSE_S)
+
+
+def _say(**what: Any) -> None:
+    try:
+        print(json.dumps(what), flush=True)
+    except OSError:
+        os._exit(0)  # the front is gone
+
+
+def _end_with_the_front() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()
