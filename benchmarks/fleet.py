@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fleet_parts import calibration, picture, sizing
+from fleet_parts import calibration, picture, price_check, sizing
 from fleet_parts.callers import Habits, Rush, calls
 from fleet_parts.figures import Prices, Targets, figures
 from fleet_parts.prices import ASSUMED, EnginePrices, from_bench_engine
@@ -32,6 +32,10 @@ _EXAMPLES = """examples:
   python benchmarks/fleet.py --validate                             only a real front with three replicas against this
 """
 PARTS = ("calibration", "size", "loss", "scaling", "canary")
+LARGE, SMALLER = 4000, 8
+"""From so many calls on, the search for the number of replicas begins with a part of them."""
+TOLERANCE = 0.05
+"""The number of replicas that is found may be above the least one by this share."""
 
 
 def main() -> None:
@@ -85,14 +89,17 @@ def main() -> None:
     if unknown := [word for word in parts if word not in PARTS]:
         flags.error(f"--parts {','.join(unknown)}: expected some of {', '.join(PARTS)}")
     try:
-        prices = _prices(chosen.engine)
+        prices, document = _prices(chosen.engine)
         start_s = [float(word) for word in chosen.start_s.split(",")]
     except (OSError, ValueError) as error:
         flags.error(str(error))
     print(f"engine: {prices.label}, " + ("MEASURED" if prices.measured else "ASSUMED, nobody has measured it"))
     for note in prices.notes:
         print(f"  {note}")
+    checked = [] if document is None else _check_prices(prices, document)
     results = _Runs(chosen, prices, start_s).all(parts)
+    if document is not None:
+        results["price_check"] = checked
     results["prices_are_inputs"] = {
         "replica_hour": chosen.replica_price,
         "front_hour": chosen.front_price,
@@ -101,14 +108,36 @@ def main() -> None:
     report.save(chosen, results)
 
 
-def _prices(word: str) -> EnginePrices:
-    """Assumed prices by name, or those of a file. Raises OSError or ValueError."""
+def _prices(word: str) -> tuple[EnginePrices, dict[str, Any] | None]:
+    """Assumed prices by name, or those of a file with its content. Raises OSError or ValueError."""
     if word in ASSUMED:
-        return ASSUMED[word]
+        return ASSUMED[word], None
     path = Path(word)
     if not path.is_file():
         raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {', '.join(ASSUMED)}")
-    return from_bench_engine(json.loads(path.read_text(encoding="utf-8")), path.name)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return from_bench_engine(document, path.name), document
+
+
+def _check_prices(prices: EnginePrices, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The loads of the file again, on the engine's core with the prices that were derived from them."""
+    rows = price_check.check(prices, document)
+    report.table(
+        "the measured loads again, with the derived prices on the engine's core",
+        ("callers", "first audio measured", "simulated", "audio s/s measured", "simulated", "apart"),
+        [
+            (
+                row["callers"],
+                row["measured"]["first_audio_ms_p50"],
+                row["simulated"]["first_audio_ms_p50"],
+                row["measured"]["audio_seconds_per_second"],
+                row["simulated"]["audio_seconds_per_second"],
+                f"{max(map(abs, row['apart'].values())):.0%}",
+            )
+            for row in rows
+        ],
+    )
+    return rows
 
 
 def _validate(chosen: argparse.Namespace) -> None:
@@ -117,8 +146,8 @@ def _validate(chosen: argparse.Namespace) -> None:
 
     known = validation.KnownLoad(n_calls=chosen.validate_calls, seconds=chosen.validate_s, seed=chosen.seed)
     if chosen.quick:
-        known = replace(known, n_calls=6, seconds=5.0, habits=replace(known.habits, call_s=21.0))
-    found = validation.validate(known, lambda line: print(f"  {line}", flush=True))
+        known = replace(known, n_calls=6, seconds=5.0, habits=replace(known.habits, call_s=21.0), n_lone_turns=2)
+    found = validation.validate(known, lambda line: print(f"  {line}", flush=True), chosen.priority)
     measured, simulated = found["measured"], found["simulated"]
     report.table(
         f"{known.n_replicas} fake engines with {known.pace.n_slots} slots each: measured and simulated",
@@ -212,20 +241,16 @@ class _Runs:
         """The least number of replicas that reaches the targets."""
         upper = sizing.listeners_in_time(self._prices, self._habits.sentence_s)
         n_peak = self._peak_speaking()
-        guess = math.ceil(n_peak / (0.5 * upper))
         print(f"at the peak about {n_peak:.0f} bots speak at once; a replica serves {upper} at most, by its prices")
-        rows: dict[int, dict[str, Any]] = {}
-
-        def reaches(n: int) -> bool:
-            rows[n] = _simulate(_Job("size", self._settings(n), *self._job))["figures"]
-            missed = self._targets.missed_by(rows[n])
-            print(
-                f"  {n} replicas: " + (f"misses {', '.join(missed)}" if missed else "reaches the targets"), flush=True
-            )
-            return not missed
-
+        guess = math.ceil(n_peak / (0.3 * upper))
         try:
-            needed, tried = sizing.least_number(guess, reaches)
+            if self._chosen.calls >= LARGE:
+                print(f"a first search with a {SMALLER}th of the calls:", flush=True)
+                found, _ = sizing.least_number(math.ceil(guess / SMALLER), lambda n: self._reaches(n, {}, SMALLER), 0.1)
+                guess = round(0.9 * SMALLER * found)  # a larger fleet shares its peaks
+                print("and with all:", flush=True)
+            rows: dict[int, dict[str, Any]] = {}
+            needed, tried = sizing.least_number(guess, lambda n: self._reaches(n, rows), TOLERANCE)
         except ValueError as error:
             raise SystemExit(f"fleet.py: {error}") from error
         described = sizing.described(tried, rows)
@@ -239,10 +264,19 @@ class _Runs:
         )  # fmt: skip
         return {
             "replicas_needed": needed,
+            "tolerance": TOLERANCE,
             "listeners_at_most": upper,
             "speaking_at_peak": round(n_peak, 1),
             "tried": described,
         }
+
+    def _reaches(self, n: int, rows: dict[int, dict[str, Any]], smaller: int = 1) -> bool:
+        """Whether `n` replicas reach the targets; the figures go into `rows`. `smaller`: with a part of the calls."""
+        job = _Job("size", self._settings(n), *self._job)
+        rows[n] = _simulate(replace(job, n_calls=job.n_calls // smaller))["figures"]
+        missed = self._targets.missed_by(rows[n])
+        print(f"  {n} replicas: " + (f"misses {', '.join(missed)}" if missed else "reaches the targets"), flush=True)
+        return not missed
 
     def _others(self, parts: Sequence[str], n: int) -> dict[str, FleetSettings]:
         """The runs beside the one with the fixed number."""

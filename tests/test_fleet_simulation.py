@@ -370,6 +370,8 @@ def test_the_least_number_is_found(threshold: int, guess: int) -> None:
 
     found, tried = sizing.least_number(guess, reaches)
     assert found == threshold and len(asked) == len(set(asked)) == len(tried) <= sizing.MOST_RUNS
+    near, _ = sizing.least_number(guess, lambda n: n >= threshold, 0.25)
+    assert threshold <= near <= max(threshold + 1, 1.34 * threshold)
     with pytest.raises(ValueError, match="no number of replicas"):
         sizing.least_number(guess, lambda _: False)
 

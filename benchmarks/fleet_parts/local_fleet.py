@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.process import place
+
 START_S = 60.0
 STOP_S = 20.0
 
@@ -20,11 +22,13 @@ STOP_S = 20.0
 class EngineServers:
     """`n` engine servers with the same settings. Their sockets are in `folder`."""
 
-    def __init__(self, folder: Path, n: int, settings: Sequence[str] = (), *, core: int | None = None) -> None:
-        """`settings`: KEY=VALUE. `core`: where they run; None is anywhere."""
+    def __init__(
+        self, folder: Path, n: int, settings: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
+    ) -> None:
+        """`settings`: KEY=VALUE. `core` and `priority`: see `harness.process.place`."""
         self.addresses = [f"unix:{folder}/engine-{i}.sock" for i in range(n)]
         self._settings = ("engines.default=fake", "log.level=error", *settings)
-        self._core = core
+        self._core, self._priority = core, priority
         self._children: list[subprocess.Popen[str] | None] = [None] * n
 
     @property
@@ -55,13 +59,13 @@ class EngineServers:
         """Start server `i`; it may not be ready."""
         flags = [part for setting in self._settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "telephony_tts.cli", "engine", "serve", "--listen", self.addresses[i], *flags]
-        core = self._core
+        core, priority = self._core, self._priority
         self._children[i] = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if core is not None else None,
+            preexec_fn=lambda: place(os.getpid(), core, priority),
         )
 
     def wait_ready(self, i: int) -> None:

@@ -112,7 +112,7 @@ def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
         pairs[stage.name.lower()] = (batch_s * MS_PER_S / n_lanes, row_s * MS_PER_S / n_lanes)
         notes.append(f"{stage.name.lower()}: {how}")
     if n_lanes > 1:
-        notes.append(f"{n_lanes} lanes are simulated as one that is {n_lanes} times as fast")
+        notes.append(f"{n_lanes} lanes are simulated as one that is {n_lanes} times as fast: first audio is too early")
     sizes = BatchSizes(decode=min(4, n_slots)) if on_cpu else wide(n_slots)
     ahead = AheadLimits(audio_ms=int(settings.get("ahead_ms") or AheadLimits().audio_ms))
     return EnginePrices(

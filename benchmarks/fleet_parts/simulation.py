@@ -10,7 +10,6 @@ again after "busy".
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from fleet_parts.prices import EnginePrices
 from fleet_parts.replica_api import Replica
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
 from telephony_tts.engines.failover import MAX_LOAD, Failover
+from telephony_tts.engines.ray.autoscaling import wanted_replicas
 from telephony_tts.engines.remote.routing import ReplicaState, choose, total_load
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
@@ -60,17 +60,18 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Replicas follow the load: as many as bring it to `target`, when that has been so for `up_after_s`.
+    """Replicas follow the load: as many as `wanted_replicas` says, when that has been so for `up_after_s`.
 
-    Fewer come only after `down_after_s`. A replica that leaves speaks its utterances to their end first.
+    Fewer come only after `down_after_s`. A replica that leaves speaks its utterances to their end first. The defaults
+    are those of `engines.ray`.
     """
 
-    target: float = 0.6
+    target: float = 0.7
     least: int = 1
     most: int = 1000
-    every_s: float = 5.0
-    up_after_s: float = 10.0
-    down_after_s: float = 300.0
+    every_s: float = 1.0
+    up_after_s: float = 2.0
+    down_after_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +387,8 @@ class Fleet:
         ready = [node for node in self.nodes if node.is_open and not node.is_canary]
         starting = [node for node in self.nodes if node.state == "starting" and not node.is_canary]
         n_now = len(ready) + len(starting)
-        owed = sum((node.told_live + 1) * node.told_cost for node in ready if node.told_live)
-        wanted = min(scaling.most, max(scaling.least, math.ceil(round(owed / scaling.target, 6))))
+        loads = [(node.told_live + 1) * node.told_cost if node.told_live else 0.0 for node in ready]
+        wanted = min(scaling.most, max(scaling.least, wanted_replicas(loads, n_now, scaling.target)))
         now_ns = self.events.now_ns
         sign = (wanted > n_now) - (wanted < n_now)
         if sign != self._wanted[0]:

@@ -35,10 +35,11 @@ def _computing_ms(prices: EnginePrices, n: int, sentence_s: float) -> float:
     )
 
 
-def least_number(guess: int, reaches: Callable[[int], bool]) -> tuple[int, Mapping[int, bool]]:
+def least_number(guess: int, reaches: Callable[[int], bool], tolerance: float = 0.0) -> tuple[int, Mapping[int, bool]]:
     """The least number for which `reaches` is true, if more never do worse, and all numbers that were tried.
 
-    Raises ValueError if none is found within `MOST_RUNS`.
+    `tolerance`: it may be above the least one by this share, which saves runs. Raises ValueError if none is found within
+    `MOST_RUNS`.
     """
     tried: dict[int, bool] = {}
 
@@ -54,7 +55,7 @@ def least_number(guess: int, reaches: Callable[[int], bool]) -> tuple[int, Mappi
     while not ask(good):
         bad, good = good, good + step
         step *= 2
-    while good - bad > 1:
+    while good - bad > max(1, int(good * tolerance)):
         middle = max(bad + 1, good - step) if bad == 0 else (good + bad) // 2
         if ask(middle):
             good = middle

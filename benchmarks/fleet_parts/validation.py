@@ -27,7 +27,6 @@ from telephony_tts.engines.remote.client import RemoteEngine
 
 WITHIN = 0.15
 """How far the simulation may be from the measured figures."""
-_LONE_TURNS = 12
 _PACE = FakeEnginePace(n_slots=10, first_audio_ms=150.0, rtf=0.3)
 _HABITS = Habits(call_s=30.0, reply_s=(1.0, 4.0))
 
@@ -42,16 +41,18 @@ class KnownLoad:
     pace: FakeEnginePace = _PACE
     habits: Habits = _HABITS
     seed: int = 1
+    n_lone_turns: int = 12
+    """Turns of a lone call, which measure what the way to the engine and back takes."""
 
     def plans(self) -> list[CallPlan]:
         rush = Rush(self.seconds, base=0.4)
         return calls(self.habits, rush.arrivals_ns(self.n_calls, self.seed), self.seed)
 
 
-def validate(load: KnownLoad, tell: Callable[[str], None]) -> dict[str, Any]:
+def validate(load: KnownLoad, tell: Callable[[str], None], priority: int | str = 0) -> dict[str, Any]:
     """Run both and compare them."""
     plans = load.plans()
-    measured, overhead_ms = _measure(load, plans, tell)
+    measured, overhead_ms = measure(load, plans, tell, priority)
     simulated = simulate(load, plans, overhead_ms)
     return {
         "load": asdict(load),
@@ -101,7 +102,9 @@ def simulate(load: KnownLoad, plans: Sequence[CallPlan], way_ms: float) -> dict[
     }
 
 
-def _measure(load: KnownLoad, plans: Sequence[CallPlan], tell: Callable[[str], None]) -> tuple[dict[str, Any], float]:
+def measure(
+    load: KnownLoad, plans: Sequence[CallPlan], tell: Callable[[str], None], priority: int | str
+) -> tuple[dict[str, Any], float]:
     """(the figures of the real fleet, ms that first audio takes beside the engine, for a lone call)."""
     server_core, load_core = cores()
     pace = load.pace
@@ -112,24 +115,30 @@ def _measure(load: KnownLoad, plans: Sequence[CallPlan], tell: Callable[[str], N
     )
     with (
         tempfile.TemporaryDirectory(prefix="fleet") as folder,
-        EngineServers(Path(folder), load.n_replicas, engine, core=load_core) as servers,
+        EngineServers(Path(folder), load.n_replicas, engine, core=load_core, priority=priority) as servers,
     ):
         settings = ("engines.default=remote", f"engines.remote.target={servers.target}", "limits.text_chars_per_s=0")
         flags = [part for setting in settings for part in ("--set", setting)]
-        with ServerProcess("serve", flags, core=server_core) as front:
+        with ServerProcess("serve", flags, core=server_core, priority=priority) as front:
             tell("a lone call measures the way to the engine and back")
             lone = CallPlan(
-                0, 0, 60 * NS_PER_S, "", 0.0, tuple(TurnPlan((5,), NS_PER_S // 5, None) for _ in range(_LONE_TURNS))
+                0,
+                0,
+                60 * NS_PER_S,
+                "",
+                0.0,
+                tuple(TurnPlan((5,), NS_PER_S // 5, None) for _ in range(load.n_lone_turns)),
             )
-            alone = _run(front.port, [lone], load_core)
+            alone = _run(front.port, [lone], load_core, priority)
             if alone["failed"] or alone["refused"]:
                 raise RuntimeError(f"the lone call failed: {alone['failed'] or 'refused'}")
             way_ms = round(sorted(alone["first_ms"])[len(alone["first_ms"]) // 2] - pace.first_audio_ms, 3)
             tell(f"it adds {way_ms:.1f} ms; now {load.n_calls} calls within {load.seconds:g} s")
-            before = asyncio.run(_busy_s(servers.addresses))
-            found = _run(front.port, plans, load_core)
-            after = asyncio.run(_busy_s(servers.addresses))
-    each = [(b - a) / pace.n_slots / found["wall_s"] for a, b in zip(before, after, strict=True)]
+            before = asyncio.run(_counters(servers.addresses))
+            found = _run(front.port, plans, load_core, priority)
+            after = asyncio.run(_counters(servers.addresses))
+    grown = [{name: b[name] - a[name] for name in b} for a, b in zip(before, after, strict=True)]
+    each = [one["busy_s"] / pace.n_slots / found["wall_s"] for one in grown]
     first = spread(found["first_ms"])
     return {
         "calls": len(plans),
@@ -137,6 +146,7 @@ def _measure(load: KnownLoad, plans: Sequence[CallPlan], tell: Callable[[str], N
         "failed": found["failed"][:5],
         "n_failed": len(found["failed"]),
         "turns": found["turns"],
+        "sentences": sum(one["utterances"] for one in grown),
         "first_audio_ms_p50": first["p50"],
         "first_audio_ms_p99": first["p99"],
         "first_audio_ms": first,
@@ -148,7 +158,7 @@ def _measure(load: KnownLoad, plans: Sequence[CallPlan], tell: Callable[[str], N
     }, way_ms
 
 
-def _run(port: int, plans: Sequence[CallPlan], core: int) -> dict[str, Any]:
+def _run(port: int, plans: Sequence[CallPlan], core: int, priority: int | str) -> dict[str, Any]:
     """Let these calls happen on the server at `port`."""
     planned = [
         (
@@ -167,17 +177,17 @@ def _run(port: int, plans: Sequence[CallPlan], core: int) -> dict[str, Any]:
     ]
     end_s = max(plan.arrives_ns + plan.length_ns for plan in plans) / NS_PER_S
     spec = {"port": port, "calls": planned, "word_s": WORD_NS / NS_PER_S, "seconds": end_s + 60.0}
-    return run_load("planned_calls", spec, core=core)
+    return run_load("planned_calls", spec, core=core, priority=priority)
 
 
-async def _busy_s(addresses: Sequence[str]) -> list[float]:
-    """The seconds for which slots of each server were held so far, as it tells a client."""
+async def _counters(addresses: Sequence[str]) -> list[dict[str, float]]:
+    """What each engine has counted so far, as its server tells a client."""
     found = []
     for address in addresses:
         engine = RemoteEngine("probe", [address], start_timeout_s=10.0)
         await engine.start()
         try:
-            found.append(engine.counters()["busy_s"])  # a server that is ready has told them
+            found.append(dict(engine.counters()))  # a server that is ready has told them
         finally:
             await engine.close()
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.calls import BotPeer
-from harness.lateness import watch_timers
+from harness.lateness import frame_lateness_ms, watch_timers
 from harness.report import percentiles
 from telephony_tts.engines.fake import MS_PER_CHAR
 
@@ -100,5 +100,63 @@ def _ends(ended: asyncio.Future[str], found: dict[str, Any]) -> Callable[[dict[s
         kind = event["type"] if event["type"] in ("done", "cleared") else event.get("code", "")
         if event["type"] in ("done", "cleared", "error") and not ended.done():
             ended.set_result(kind)
+
+    return on_event
+
+
+async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:
+    """Calls that speak all the time while something happens to the engines between `from_ns` and `to_ns`.
+
+    Both are times of the monotonic clock, which all processes of the machine share. For each call: how late its frames
+    were before, and how much later after `from_ns`: the silence that it heard. The schedule of a call runs on from its
+    first frame, so a silence stays visible.
+    """
+    loop = asyncio.get_running_loop()
+    bots: list[BotPeer] = []
+    events: list[list[dict[str, Any]]] = []
+    for at in range(spec["calls"]):
+        bot = BotPeer(f"watched-{at}", audio="base64")
+        await bot.connect(spec["port"])
+        seen: list[dict[str, Any]] = []
+        bot.talk_without_end(at)
+        bot.on_event = _noting(bot.on_event, seen)
+        bots.append(bot)
+        events.append(seen)
+        await asyncio.sleep(1.0 / spec["calls"])  # their frames do not coincide
+    lag_ms: list[float] = []
+    lag = asyncio.create_task(watch_timers(lag_ms))
+    await asyncio.sleep(max(0.0, (spec["end_ns"] - time.monotonic_ns()) / 1e9))
+    lag.cancel()
+    calls = []
+    for bot, seen in zip(bots, events, strict=True):
+        begin_ns = spec["from_ns"] - spec["before_ns"]
+        before = frame_lateness_ms(bot.arrivals_ns, begin_ns, spec["from_ns"], spec["lead_ms"])
+        after = frame_lateness_ms(bot.arrivals_ns, spec["from_ns"], spec["end_ns"], spec["lead_ms"])
+        calls.append(
+            {
+                "frames_before": len(before),
+                "frames_after": len(after),
+                "late_before_ms": round(max(before, default=0.0), 1),
+                "silence_ms": round(max(0.0, max(after, default=1e6) - max(before, default=0.0)), 1),
+                "over_20_ms": sum(late > 20 for late in after),
+                "done": sum(event["type"] == "done" for event in seen),
+                "underruns": sum(event.get("underruns", 0) for event in seen if event["type"] == "done"),
+                "replaced": [event["engines"] for event in seen if event["type"] == "done" and event.get("engines")],
+                "errors": [event["code"] for event in seen if event["type"] == "error"],
+                "is_open": not bot.closed.done(),
+            }
+        )
+        bot.hang_up()
+    await asyncio.sleep(0.3)
+    return {"calls": calls, "generator_lag_ms": percentiles(lag_ms), "ended_s": loop.time()}
+
+
+def _noting(
+    inner: Callable[[dict[str, Any], int], None] | None, seen: list[dict[str, Any]]
+) -> Callable[[dict[str, Any], int], None]:
+    def on_event(event: dict[str, Any], at_ns: int) -> None:
+        seen.append(event)
+        if inner is not None:
+            inner(event, at_ns)
 
     return on_event

@@ -24,6 +24,7 @@ SCENARIOS = {
     "door_interruption": doors.interruption,
     "http_streams": doors.http_streams,
     "planned_calls": fleet_calls.planned_calls,
+    "watched_speech": fleet_calls.watched_speech,
 }
 
 
