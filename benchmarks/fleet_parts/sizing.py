@@ -38,8 +38,9 @@ def _computing_ms(prices: EnginePrices, n: int, sentence_s: float) -> float:
 def least_number(guess: int, reaches: Callable[[int], bool], tolerance: float = 0.0) -> tuple[int, Mapping[int, bool]]:
     """The least number for which `reaches` is true, if more never do worse, and all numbers that were tried.
 
-    `tolerance`: it may be above the least one by this share, which saves runs. Raises ValueError if none is found within
-    `MOST_RUNS`.
+    `tolerance`: it may be above the least one by this share, which saves runs.
+
+    Raises ValueError if none is found within `MOST_RUNS`.
     """
     tried: dict[int, bool] = {}
 
