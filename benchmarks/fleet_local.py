@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_parts import validation
-from fleet_parts.local_fleet import EngineServers
+from fleet_parts.local_fleet import EngineServers, wait_until_ready
 from harness import report
 from harness.process import ServerProcess, cores, run_load
 from harness.report import percentiles
@@ -113,6 +113,7 @@ def _watched(chosen: argparse.Namespace, happen_s: float, happening: Any) -> dic
         )
         flags = [part for setting in settings for part in ("--set", setting)]
         with ServerProcess("serve", flags, core=server_core, priority=chosen.priority) as front:
+            wait_until_ready(front.port)
             from_ns = time.monotonic_ns() + round((_CONNECT_S + 1.0 + BEFORE_S) * NS_PER_S)
             spec = {
                 "port": front.port,

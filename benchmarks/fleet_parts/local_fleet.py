@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import select
 import signal
@@ -105,3 +106,18 @@ class EngineServers:
         for child in self._children:
             if child is not None:
                 child.communicate()
+
+
+def wait_until_ready(port: int) -> None:
+    """Return when the front at `port` takes calls. Raises RuntimeError if that takes too long."""
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+        try:
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return
+        finally:
+            connection.close()
+        time.sleep(0.1)
+    raise RuntimeError(f"the front is not ready after {START_S:g} s")

@@ -18,7 +18,7 @@ from harness.process import ServerProcess, cores, run_load
 from fleet_parts.callers import WORD_NS, CallPlan, Habits, Rush, TurnPlan, calls
 from fleet_parts.events import Events
 from fleet_parts.figures import Prices, figures, spread
-from fleet_parts.local_fleet import EngineServers
+from fleet_parts.local_fleet import EngineServers, wait_until_ready
 from fleet_parts.prices import ASSUMED, EnginePrices
 from fleet_parts.simulation import Fleet, FleetSettings
 from fleet_parts.slot_replica import FakeEnginePace, SlotReplica
@@ -120,6 +120,7 @@ def measure(
         settings = ("engines.default=remote", f"engines.remote.target={servers.target}", "limits.text_chars_per_s=0")
         flags = [part for setting in settings for part in ("--set", setting)]
         with ServerProcess("serve", flags, core=server_core, priority=priority) as front:
+            wait_until_ready(front.port)
             tell("a lone call measures the way to the engine and back")
             lone = CallPlan(
                 0,
