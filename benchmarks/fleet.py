@@ -71,6 +71,7 @@ def main() -> None:
     flags.add_argument("--p99-ms", type=float, default=Targets().first_audio_p99_ms, help="first audio (%(default)s)")
     flags.add_argument("--refused", type=float, default=Targets().refused, help="most calls refused (%(default)s)")
     flags.add_argument("--with-gap", type=float, default=Targets().with_gap, help="most turns with a gap (%(default)s)")
+    flags.add_argument("--replicas", help="numbers to try, by comma, in place of a search for the least")
     flags.add_argument("--flow-group", type=int, default=1, help="Euler steps simulated as one (default %(default)s)")
     flags.add_argument("--decode-group", type=int, default=1, help="decode steps as one (default %(default)s)")
     flags.add_argument("--processes", type=int, default=2, help="runs at a time (default %(default)s)")
@@ -91,13 +92,14 @@ def main() -> None:
     try:
         prices, document = _prices(chosen.engine)
         start_s = [float(word) for word in chosen.start_s.split(",")]
+        numbers = [int(word) for word in chosen.replicas.split(",")] if chosen.replicas else []
     except (OSError, ValueError) as error:
         flags.error(str(error))
     print(f"engine: {prices.label}, " + ("MEASURED" if prices.measured else "ASSUMED, nobody has measured it"))
     for note in prices.notes:
         print(f"  {note}")
     checked = [] if document is None else _check_prices(prices, document)
-    results = _Runs(chosen, prices, start_s).all(parts)
+    results = _Runs(chosen, prices, start_s, numbers).all(parts)
     if document is not None:
         results["price_check"] = checked
     results["prices_are_inputs"] = {
@@ -166,8 +168,10 @@ def _validate(chosen: argparse.Namespace) -> None:
 class _Runs:
     """The parts of the benchmark, each with a table of its figures."""
 
-    def __init__(self, chosen: argparse.Namespace, prices: EnginePrices, start_s: Sequence[float]) -> None:
-        self._chosen, self._prices, self._start_s = chosen, prices, start_s
+    def __init__(
+        self, chosen: argparse.Namespace, prices: EnginePrices, start_s: Sequence[float], numbers: Sequence[int]
+    ) -> None:
+        self._chosen, self._prices, self._start_s, self._numbers = chosen, prices, start_s, numbers
         self._habits = Habits(call_s=chosen.call_s)
         self._rush = Rush(chosen.minutes * 60)
         self._money = Prices(chosen.replica_price, chosen.front_price)
@@ -242,15 +246,9 @@ class _Runs:
         upper = sizing.listeners_in_time(self._prices, self._habits.sentence_s)
         n_peak = self._peak_speaking()
         print(f"at the peak about {n_peak:.0f} bots speak at once; a replica serves {upper} at most, by its prices")
-        guess = math.ceil(n_peak / (0.3 * upper))
+        rows: dict[int, dict[str, Any]] = {}
         try:
-            if self._chosen.calls >= LARGE:
-                print(f"a first search with a {SMALLER}th of the calls:", flush=True)
-                found, _ = sizing.least_number(math.ceil(guess / SMALLER), lambda n: self._reaches(n, {}, SMALLER), 0.1)
-                guess = round(0.9 * SMALLER * found)  # a larger fleet shares its peaks
-                print("and with all:", flush=True)
-            rows: dict[int, dict[str, Any]] = {}
-            needed, tried = sizing.least_number(guess, lambda n: self._reaches(n, rows), TOLERANCE)
+            needed, tried = self._try(rows) if self._numbers else self._search(math.ceil(n_peak / (0.3 * upper)), rows)
         except ValueError as error:
             raise SystemExit(f"fleet.py: {error}") from error
         described = sizing.described(tried, rows)
@@ -264,11 +262,28 @@ class _Runs:
         )  # fmt: skip
         return {
             "replicas_needed": needed,
+            "reaches_the_targets": tried[needed],
             "tolerance": TOLERANCE,
             "listeners_at_most": upper,
             "speaking_at_peak": round(n_peak, 1),
             "tried": described,
         }
+
+    def _try(self, rows: dict[int, dict[str, Any]]) -> tuple[int, Mapping[int, bool]]:
+        """The least of the given numbers that reaches the targets, or the largest one."""
+        jobs = [_Job(f"{n} replicas", self._settings(n), *self._job) for n in self._numbers]
+        rows |= {n: one["figures"] for n, one in zip(self._numbers, self._simulated(jobs), strict=True)}
+        tried = {n: not self._targets.missed_by(row) for n, row in rows.items()}
+        return min((n for n, reached in tried.items() if reached), default=max(tried)), tried
+
+    def _search(self, guess: int, rows: dict[int, dict[str, Any]]) -> tuple[int, Mapping[int, bool]]:
+        """The least number that reaches the targets. Raises ValueError if none is found."""
+        if self._chosen.calls >= LARGE:
+            print(f"a first search with a {SMALLER}th of the calls:", flush=True)
+            found, _ = sizing.least_number(math.ceil(guess / SMALLER), lambda n: self._reaches(n, {}, SMALLER), 0.1)
+            guess = SMALLER * found
+            print("and with all:", flush=True)
+        return sizing.least_number(guess, lambda n: self._reaches(n, rows), TOLERANCE)
 
     def _reaches(self, n: int, rows: dict[int, dict[str, Any]], smaller: int = 1) -> bool:
         """Whether `n` replicas reach the targets; the figures go into `rows`. `smaller`: with a part of the calls."""
@@ -302,11 +317,7 @@ class _Runs:
 
     def _run(self, runs: Mapping[str, FleetSettings]) -> dict[str, Any]:
         jobs = [_Job(name, settings, *self._job) for name, settings in runs.items()]
-        if self._chosen.processes > 1:
-            with ProcessPoolExecutor(self._chosen.processes) as pool:
-                done = list(pool.map(_simulate, jobs))
-        else:
-            done = [_simulate(job) for job in jobs]
+        done = self._simulated(jobs)
         found = {job.name: one["figures"] for job, one in zip(jobs, done, strict=True)}
         self._drawn = {job.name: one["series"] for job, one in zip(jobs, done, strict=True)}
         report.table(
@@ -340,6 +351,15 @@ class _Runs:
             ],
         )
         return found
+
+    def _simulated(self, jobs: Sequence[_Job]) -> list[dict[str, Any]]:
+        """The results of the jobs in their order, several at a time; each is told when it is there."""
+        with ProcessPoolExecutor(self._chosen.processes) as pool:
+            done = []
+            for job, one in zip(jobs, pool.map(_simulate, jobs), strict=True):
+                print(f"  {job.name}", flush=True)
+                done.append(one)
+        return done
 
     def _draw(self) -> None:
         out = self._chosen.picture or self._chosen.json.with_suffix(".png")

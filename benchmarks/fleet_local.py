@@ -3,7 +3,7 @@
 The engine is the fake one. The front has one core; the engine servers and the callers share the other one. Parts:
 `connection` compares engines in other processes with the front's own, `kill` kills one of three engine servers with
 kill -9 while all calls speak, `restart` restarts all three one after the other with SIGTERM, `routing` compares how
-busy they are.
+busy they are, and `fronts` compares two front processes with one (benchmarks/processes.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _EXAMPLES = """examples:
   python benchmarks/fleet_local.py --parts kill --calls 60       kill -9 of one of three engine servers
   python benchmarks/fleet_local.py --parts restart,routing --priority realtime
 """
-PARTS = ("connection", "kill", "restart", "routing")
+PARTS = ("connection", "kill", "restart", "routing", "fronts")
+_PROCESSES = Path(__file__).with_name("processes.py")
 N_SERVERS = 3
 LEAD_MS = 200
 BEFORE_S = 4.0
@@ -44,7 +45,8 @@ _ENGINE = ("engines.fake.first_audio_ms=50", "engines.fake.rtf=0.3")
 
 def main() -> None:
     flags = report.parser("fleet_local", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--parts", default=",".join(PARTS), help="separated by commas (default %(default)s)")
+    known = [part for part in PARTS if part != "fronts" or _PROCESSES.is_file()]
+    flags.add_argument("--parts", default=",".join(known), help="separated by commas (default %(default)s)")
     flags.add_argument("--calls", type=int, default=60, help="that speak all the time (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=15.0, help="watched after a kill (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=3, help="rounds of connection and kill (default %(default)s)")
@@ -53,15 +55,14 @@ def main() -> None:
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
-    if unknown := set(chosen.parts.split(",")) - set(PARTS):
-        flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+    if unknown := set(chosen.parts.split(",")) - set(known):
+        flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
     results: dict[str, Any] = {}
+    run = {"connection": _connection, "kill": _kill, "restart": _restart, "routing": _routing, "fronts": _fronts}
     for part in PARTS:
         if part in chosen.parts.split(","):
             print(f"{part}:", flush=True)
-            results[part] = {"connection": _connection, "kill": _kill, "restart": _restart, "routing": _routing}[part](
-                chosen
-            )
+            results[part] = run[part](chosen)
     report.table(
         "a front with engine servers on this machine", ("what", "measured", "to reach", "reached"),
         [(row["what"], row["measured"], row["to_reach"], "yes" if row["reached"] else "NO")
@@ -79,12 +80,8 @@ def _row(what: str, measured: str, to_reach: str, reached: bool) -> dict[str, An
 
 def _connection(chosen: argparse.Namespace) -> dict[str, Any]:
     """benchmarks/remote_engine.py: both sides take turns."""
-    with tempfile.TemporaryDirectory(prefix="fleet") as folder:
-        out = Path(folder) / "remote.json"
-        command = [sys.executable, str(Path(__file__).with_name("remote_engine.py")), "--sides", "local,unix"]
-        command += ["--repeat", str(chosen.repeat), "--priority", str(chosen.priority), "--json", str(out)]
-        subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=1200)
-        found = json.loads(out.read_text(encoding="utf-8"))["results"]
+    more = ("--sides", "local,unix", "--repeat", str(chosen.repeat))
+    found = _results_of(Path(__file__).with_name("remote_engine.py"), chosen, *more)
     local, unix = found["summary"]["local"], found["summary"]["unix"]
     more_p50, more_p99 = unix["p50"] - local["p50"], unix["p99"] - local["p99"]
     rows = [
@@ -93,6 +90,29 @@ def _connection(chosen: argparse.Namespace) -> dict[str, Any]:
         _row("front CPU per second of call", f"{unix['ratio']:.3f} x", "<= 1.25 x", unix["ratio"] <= 1.25),
     ]
     return {"rows": rows, "summary": found["summary"], "rounds": found["rounds"]}
+
+
+def _fronts(chosen: argparse.Namespace) -> dict[str, Any]:
+    """benchmarks/processes.py: how many calls are on time for each core that the server uses."""
+    best = _results_of(_PROCESSES, chosen, "--parts", "fronts")["fronts"]["best"]
+    each = {n: best[n]["calls_per_core"] if n in best else 0.0 for n in ("1", "2")}
+    ratio = each["2"] / each["1"] if each["1"] else 0.0
+    took = ", ".join(f"{one['generator_cores']:.2f}" for one in best.values())
+    rows = [
+        _row(f"two front processes, calls on time per core used (generator: {took} cores)", f"{ratio:.2f} x",
+             ">= 0.9 x", ratio >= 0.9),
+    ]  # fmt: skip
+    return {"rows": rows, "best": best}
+
+
+def _results_of(script: Path, chosen: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Run another benchmark in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="fleet") as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, str(script), *more, "--priority", str(chosen.priority), "--json", str(out)]
+        subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=1800)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["results"]
+        return found
 
 
 # ------------------------------------------------------------------------ kill, restart
