@@ -177,6 +177,7 @@ class _Runs:
         self._money = Prices(chosen.replica_price, chosen.front_price)
         self._targets = Targets(chosen.refused, chosen.with_gap, chosen.p99_ms)
         self._drawn: dict[str, Mapping[str, Sequence[Any]]] = {}
+        self._done: dict[_Job, dict[str, Any]] = {}
 
     def all(self, parts: Sequence[str]) -> dict[str, Any]:
         """The results of these parts."""
@@ -192,7 +193,7 @@ class _Runs:
         if set(parts) & {"size", "loss", "scaling", "canary"}:
             results["size"] = size = self._size()
             n = size["replicas_needed"]
-            runs = {f"{n} replicas": self._settings(n)} | self._others(parts, n)
+            runs = {_name(n): self._settings(n)} | self._others(parts, n)
             results["runs"] = self._run(runs)
             self._draw()
         return results
@@ -271,7 +272,7 @@ class _Runs:
 
     def _try(self, rows: dict[int, dict[str, Any]]) -> tuple[int, Mapping[int, bool]]:
         """The least of the given numbers that reaches the targets, or the largest one."""
-        jobs = [_Job(f"{n} replicas", self._settings(n), *self._job) for n in self._numbers]
+        jobs = [_Job(_name(n), self._settings(n), *self._job) for n in self._numbers]
         rows |= {n: one["figures"] for n, one in zip(self._numbers, self._simulated(jobs), strict=True)}
         tried = {n: not self._targets.missed_by(row) for n, row in rows.items()}
         return min((n for n, reached in tried.items() if reached), default=max(tried)), tried
@@ -287,8 +288,9 @@ class _Runs:
 
     def _reaches(self, n: int, rows: dict[int, dict[str, Any]], smaller: int = 1) -> bool:
         """Whether `n` replicas reach the targets; the figures go into `rows`. `smaller`: with a part of the calls."""
-        job = _Job("size", self._settings(n), *self._job)
-        rows[n] = _simulate(replace(job, n_calls=job.n_calls // smaller))["figures"]
+        job = _Job(_name(n), self._settings(n), *self._job)
+        (one,) = self._simulated([replace(job, n_calls=job.n_calls // smaller)])
+        rows[n] = one["figures"]
         missed = self._targets.missed_by(rows[n])
         print(f"  {n} replicas: " + (f"misses {', '.join(missed)}" if missed else "reaches the targets"), flush=True)
         return not missed
@@ -353,13 +355,12 @@ class _Runs:
         return found
 
     def _simulated(self, jobs: Sequence[_Job]) -> list[dict[str, Any]]:
-        """The results of the jobs in their order, several at a time; each is told when it is there."""
+        """The results of the jobs in their order, several at a time. A job that was done before is not done again."""
+        new = [job for job in jobs if job not in self._done]
         with ProcessPoolExecutor(self._chosen.processes) as pool:
-            done = []
-            for job, one in zip(jobs, pool.map(_simulate, jobs), strict=True):
-                print(f"  {job.name}", flush=True)
-                done.append(one)
-        return done
+            for job, one in zip(new, pool.map(_simulate, new), strict=True):
+                self._done[job] = one
+        return [self._done[job] for job in jobs]
 
     def _draw(self) -> None:
         out = self._chosen.picture or self._chosen.json.with_suffix(".png")
@@ -408,6 +409,10 @@ class _Job:
     seed: int
     money: Prices
     groups: tuple[int, int]
+
+
+def _name(n: int) -> str:
+    return f"{n} replica{'' if n == 1 else 's'}"
 
 
 def _simulate(job: _Job) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import virtual_loop
-from fleet_parts import picture, sizing
+from fleet_parts import picture, price_check, sizing
 from fleet_parts.calibration import light_replicas
 from fleet_parts.callers import WORD_NS, CallPlan, Habits, Rush, TurnPlan, calls
 from fleet_parts.events import Events
@@ -342,6 +342,22 @@ def test_prices_follow_from_the_counters_of_bench_engine(workers: int) -> None:
 def test_one_load_cannot_tell_a_batch_from_its_rows() -> None:
     prices = from_bench_engine(bench_engine(Cost((6, 2), (20, 0), (4, 1), (8, 1)), [(1, 24)]), "one.json")
     assert prices.cost.decode == pytest.approx((0, 20)) and "costs nothing" in " ".join(prices.notes)
+
+
+def test_the_measured_loads_are_simulated_again_with_the_derived_prices() -> None:
+    """A block of 22 tokens: a prefill that draws one id, 5 steps that draw 5 each, 10 Euler steps, the vocoder."""
+    cost = Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5)
+    document = bench_engine(cost, [(1, 24), (4, 96)])
+    document["settings"]["seconds"] = 4.0
+    for row, callers in zip(document["results"], (1, 4), strict=True):
+        row |= {"mode": "closed", "concurrency": callers, "turns": 2 * callers, "cancelled": 0, "paced": False}
+        row |= {"first_audio_ms_p50": 200.0, "audio_seconds_per_second": 5.0}
+    one, four = price_check.check(from_bench_engine(document, "gpu.json"), document)
+    first_block_ms = (6 + 2) + 5 * 20.5 + 10 * (4 + 0.4 * 22 / 25) + 8 + 22 / 25
+    assert one["simulated"]["first_audio_ms_p50"] == pytest.approx(first_block_ms, abs=0.1)
+    assert one["apart"]["first_audio_ms_p50"] == pytest.approx(first_block_ms / 200 - 1, abs=0.001)
+    assert four["simulated"]["first_audio_ms_p50"] > first_block_ms
+    assert four["simulated"]["audio_seconds_per_second"] > 2 * one["simulated"]["audio_seconds_per_second"]
 
 
 def test_a_result_without_counters_is_refused() -> None:

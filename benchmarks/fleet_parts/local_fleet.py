@@ -26,11 +26,11 @@ class EngineServers:
     def __init__(
         self, folder: Path, n: int, settings: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
     ) -> None:
-        """`settings`: KEY=VALUE. `core` and `priority`: see `harness.process.place`. With "realtime" they get the best
-        niceness: one that starts would keep the callers on the same core waiting."""
+        """`settings`: KEY=VALUE. `core` and `priority`: see `harness.process.place`. With real-time priority they get
+        the best niceness instead: one that starts would keep the callers on the same core waiting."""
         self.addresses = [f"unix:{folder}/engine-{i}.sock" for i in range(n)]
         self._settings = ("engines.default=fake", "log.level=error", *settings)
-        self._core, self._priority = core, -20 if priority == "realtime" else priority
+        self._core, self._priority = core, priority
         self._children: list[subprocess.Popen[str] | None] = [None] * n
 
     @property
@@ -67,7 +67,7 @@ class EngineServers:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            preexec_fn=lambda: place(os.getpid(), core, priority),
+            preexec_fn=lambda: _place_engine(core, priority),
         )
 
     def wait_ready(self, i: int) -> None:
@@ -106,6 +106,14 @@ class EngineServers:
         for child in self._children:
             if child is not None:
                 child.communicate()
+
+
+def _place_engine(core: int | None, priority: int | str) -> None:
+    """`place` this process. Real-time priority, also that of the benchmark's own process, becomes a niceness."""
+    is_realtime = priority == "realtime" or os.sched_getscheduler(0) != os.SCHED_OTHER
+    if is_realtime:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    place(os.getpid(), core, -20 if is_realtime else priority)
 
 
 def wait_until_ready(port: int) -> None:
