@@ -92,7 +92,10 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
     import ray
     from ray import serve
 
+    from telephony_tts.engines.ray.reach import check_reachable
+
     try:
+        check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # of many kinds: no cluster, another version, no permission
         raise EngineUnavailable(

@@ -16,7 +16,7 @@ import pytest
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
-    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "fleet", "fleet_local",
+    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "remote_engine", "fleet", "fleet_local",
 )  # fmt: skip
 
 pytestmark = [
@@ -79,6 +79,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "phrases":
         assert [row["kept"] for row in results] == ["off", "memory", "disk"]
         assert all(row["found"] == {row["kept"]: row["ms"]["n"]} for row in results[1:])
+    elif name == "remote_engine":
+        assert set(results["summary"]) == {"local", "unix", "tcp"}
+        assert all(row["turns"] > 0 and row["ratio"] > 0 and row["failed"] == 0 for row in results["summary"].values())
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0

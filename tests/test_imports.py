@@ -80,6 +80,7 @@ TABLE: dict[str, Row] = {
     # Ray is in two programs of their own: the replica and the watcher. A front imports none of them.
     "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
     "telephony_tts.engines.ray.engine": row("errors clock logs"),
+    "telephony_tts.engines.ray.reach": row(),
     "telephony_tts.engines.ray.watcher": row(outside="ray"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.

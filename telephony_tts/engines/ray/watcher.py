@@ -16,6 +16,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from telephony_tts.engines.ray.reach import check_reachable
 from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
 
 POLL_S = 2.0
@@ -29,6 +30,7 @@ def main() -> None:
     address, app = sys.argv[1], sys.argv[2]
     threading.Thread(target=_end_with_the_front, daemon=True).start()
     try:
+        check_reachable(address)
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         _say(problem=f"the Ray cluster at {address} cannot be used: {_first_lines(error)}")

@@ -201,9 +201,8 @@ class EngineConnection:
         self._keys = itertools.count(1)
         self._out = OutgoingFrames()
         self._silence = PeerSilence(0)
-        self._n_sent_since: int = 0
-        """Utterances that were sent since the last status."""
         self._cost = 0.0
+        """The load of one utterance, as of the last status in which there was one."""
         self._given_s = 0.0
         self._given_at_ns = 0
         self._found: dict[str, Voice | None] = {}
@@ -224,18 +223,19 @@ class EngineConnection:
         return len(self._speeches)
 
     def stats(self) -> EngineStats:
-        """The server's figures of the others, and this client's own utterances as they are now."""
+        """The server's figures of the others, and this client's own utterances as they are now. Without the load, which
+        `routing.total_load` has for all replicas together."""
         n_own = len(self._speeches)
         n_waiting = sum(not speech.has_audio for speech in self._speeches.values())
         status = self._status
         if status is None:
-            return EngineStats(n_waiting, n_own - n_waiting, 0.0, False)
+            return EngineStats(n_waiting, n_own - n_waiting, is_ready=False)
         theirs = status.stats
         n_others = max(0, theirs.n_queued + theirs.n_running - status.n_yours)
         n_others_queued = min(n_others, max(0, theirs.n_queued - status.n_yours_waiting))
         n_queued, n_running = n_waiting + n_others_queued, n_own - n_waiting + n_others - n_others_queued
-        load = (n_own + n_others + 1) * self._cost if n_own + n_others else 0.0
-        return EngineStats(n_queued, n_running, load, self.is_ready, 0 if self.is_ready else theirs.retry_after_ms)
+        retry_after_ms = 0 if self.is_ready else theirs.retry_after_ms
+        return EngineStats(n_queued, n_running, is_ready=self.is_ready, retry_after_ms=retry_after_ms)
 
     def state(self, now_ns: int) -> ReplicaState:
         """What the router needs to know."""

@@ -507,6 +507,26 @@ def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_sentence_that_crosses_with_a_drain_goes_to_another_replica(tmp_path: Path) -> None:
+    """The client does not know yet that the server drains."""
+
+    async def work() -> None:
+        engines = [StreamingTones(), StreamingTones()]
+        servers = [EngineServer(engine) for engine in engines]
+        addresses = []
+        for n, server in enumerate(servers):
+            addresses.append(str(await server.listen(parse_address(f"unix:{tmp_path}/{n}.sock"))))
+            server.engine_is_loaded()
+        async with closing_all(servers), attached(*addresses) as engine:
+            await until(lambda: len(engine._ready) == 2, "both servers")
+            servers[0].is_draining = True
+            for n in range(2):  # one of them goes to each
+                assert np.array_equal(joined(await speak(engine, Utterance(str(n), TEXT))), render(TEXT))
+            assert [each.n_pulled > 0 for each in engines] == [False, True]
+
+    run(work)
+
+
 def test_a_replica_that_is_removed_finishes_what_it_speaks() -> None:
     with engine_server(*SLOW) as one, engine_server() as two:
 
