@@ -91,9 +91,9 @@ test-quick: check
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest --only soak $(PYTEST_ARGS)
 
-# schedule.py is left out: it measures nothing, but computes a schedule from costs that its user enters. gpu_check.py
-# has a target of its own.
-BENCHMARKS := $(filter-out benchmarks/schedule.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
+# schedule.py and fleet.py are left out: they measure nothing, but compute from costs that are inputs. gpu_check.py has a
+# target of its own.
+BENCHMARKS := $(filter-out benchmarks/schedule.py benchmarks/fleet.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
 
 bench: $(VENV)/.installed-dev
 	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done

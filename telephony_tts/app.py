@@ -171,6 +171,7 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
         "fake": lambda: FakeEngine(
             first_audio_ms=config.engines.fake.first_audio_ms,
             speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
+            slots=config.engines.fake.slots,
         ),
         "cosyvoice2": lambda: cosyvoice2_engine(config),
         "remote": lambda: remote_engine(config),

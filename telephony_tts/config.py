@@ -52,10 +52,12 @@ class EspeakSettings:
 
 @dataclass(frozen=True, slots=True)
 class FakeSettings:
-    """Tones instead of speech, for load tests. `rtf` 0.5 is twice as fast as real time, 0 instant."""
+    """Tones instead of speech, for load tests. `rtf` 0.5 is twice as fast as real time, 0 instant. `slots`: the most
+    sentences that are spoken at once; 0 is no limit."""
 
     first_audio_ms: Annotated[float, Between(0, 60_000)] = 0.0
     rtf: Annotated[float, Between(0, 100)] = 0.0
+    slots: Annotated[int, Between(0, 10_000)] = 0
 
 
 @dataclass(frozen=True, slots=True)

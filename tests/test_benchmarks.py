@@ -17,7 +17,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes",
+    "processes", "fleet", "fleet_local",
 )  # fmt: skip
 
 pytestmark = [
@@ -106,6 +106,18 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "recording":
         assert results["summary"]["ratio"] > 0 and results["summary"]["on"]["ms_per_call_s"] > 0
         assert all(one["on"]["recorded_mb"] > 0 == one["off"]["recorded_mb"] for one in results["rounds"])
+    elif name == "fleet":
+        assert results["engine"]["assumed"] is True and results["simulated"] is True
+        assert [row["apart"]["first_audio_ms_p50"] for row in results["calibration"]] == [0.0]
+        assert results["size"]["replicas_needed"] >= 1 and len(results["runs"]) == 6
+        for row in results["runs"].values():
+            assert row["calls"] == 60 and 0 < row["utilisation"] < 1 and row["cost_per_call_hour"] > 0
+    elif name == "fleet_local":
+        assert len(results["kill"]["rows"]) == 3 and results["restart"]["rounds"][0]["frames"] > 100
+        assert all(one["happened"]["back_ms"] > 0 for one in results["kill"]["rounds"])
+        assert results["restart"]["rounds"][0]["happened"]["statuses"] == [0, 0, 0]
+        assert min(results["routing"]["measured"]["utilisation_of_each"]) > 0
+        assert results["connection"]["summary"]["unix"]["failed"] == 0
     elif name == "voice_activity":
         assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
     elif name == "voice_mail":
@@ -147,11 +159,21 @@ def test_help_has_examples(name: str) -> None:
     assert f"python benchmarks/{name}.py" in done.stdout
 
 
+def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path) -> None:
+    out = tmp_path / "validation.json"
+    command = [sys.executable, str(_BENCHMARKS / "fleet.py"), "--validate", "--quick", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert results["measured"]["n_failed"] == 0 and results["measured"]["turns"] == results["simulated"]["turns"]
+    assert results["measured"]["first_audio_ms_p50"] > 150 and set(results["apart"]) >= {"refused", "utilisation"}
+
+
 def test_make_bench_runs_every_measuring_benchmark_with_existing_flags() -> None:
     told = subprocess.run(
         ["make", "-n", "bench"], cwd=_BENCHMARKS.parent, capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    measuring = {path.name for path in _BENCHMARKS.glob("*.py")} - {"schedule.py", "gpu_check.py"}
+    measuring = {path.name for path in _BENCHMARKS.glob("*.py")} - {"schedule.py", "fleet.py", "gpu_check.py"}
     assert set(re.findall(r"benchmarks/(\w+\.py)", told)) == measuring
     (command,) = re.findall(r"telephony-tts bench engine (.*)", told.replace("\\\n", " "))
     words = command.split()

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from harness import churn, doors, speak, turns
+from harness import churn, doors, fleet_calls, speak, turns
 
 SCENARIOS = {
     "speak": speak.run,
@@ -23,6 +23,8 @@ SCENARIOS = {
     "door_cost": doors.cost,
     "door_interruption": doors.interruption,
     "http_streams": doors.http_streams,
+    "planned_calls": fleet_calls.planned_calls,
+    "watched_speech": fleet_calls.watched_speech,
 }
 
 

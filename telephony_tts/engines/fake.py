@@ -7,12 +7,16 @@ test can replace.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import numpy as np
 
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
 from telephony_tts.engines.words import is_speakable, words
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -61,11 +65,62 @@ def recognise(
     return "".join(heard)
 
 
+class _SpeakingSlots:
+    """`n` slots, each held by one utterance. The earliest deadline gets the next free one. 0: no limit."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.n_held = 0
+        self._held_ns = 0
+        self._changed_ns = monotonic_ns()
+        self._order = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which slots were held, summed over the slots."""
+        return (self._held_ns + self.n_held * (monotonic_ns() - self._changed_ns)) / NS_PER_S
+
+    @asynccontextmanager
+    async def held(self, deadline_ns: int) -> AsyncGenerator[None, None]:
+        """Hold a slot, from when one is free."""
+        if self.n and self.n_held >= self.n:
+            turn = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (deadline_ns, next(self._order), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._release()  # it got a slot in the moment in which it was cancelled
+                raise
+        else:
+            self._count(1)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)  # the slot changes its holder
+                return
+        self._count(-1)
+
+    def _count(self, n: int) -> None:
+        now_ns = monotonic_ns()
+        self._held_ns += self.n_held * (now_ns - self._changed_ns)
+        self._changed_ns = now_ns
+        self.n_held += n
+
+
 class FakeEngine:
     """Speaks tones. `speed` is audio seconds per wall second; `first_audio_ms` is waited before the first chunk.
 
     `fail_after_chunks` raises EngineError in place of that chunk. With `hangs` no chunk ever comes. Every delay awaits
-    `sleep`, in seconds. `n_live` counts the active generators.
+    `sleep`, in seconds. `n_live` counts the active generators. With `slots` so many utterances are spoken at once, and
+    the others wait; its load is then known.
     """
 
     def __init__(
@@ -81,6 +136,7 @@ class FakeEngine:
         speed: float = math.inf,
         fail_after_chunks: int | None = None,
         hangs: bool = False,
+        slots: int = 0,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.name = name
@@ -94,6 +150,8 @@ class FakeEngine:
         self.fail_after_chunks = fail_after_chunks
         self.hangs = hangs
         self.n_live = 0
+        self._slots = _SpeakingSlots(slots)
+        self._n_begun = 0
         self._sample_rate_hz = sample_rate_hz
         self._ms_per_char = ms_per_char
         self._n_chunk = max(1, round(sample_rate_hz * chunk_ms / 1000))
@@ -107,10 +165,17 @@ class FakeEngine:
         self._closing.set()
 
     def stats(self) -> EngineStats:
-        return EngineStats(n_running=self.n_live)
+        if not self._slots.n:
+            return EngineStats(n_running=self.n_live)
+        n_running = self._slots.n_held
+        load = (self.n_live + 1) / self._slots.n if self.n_live else 0.0
+        return EngineStats(max(0, self.n_live - n_running), n_running, load)
 
     def counters(self) -> dict[str, float]:
-        return {}
+        """`utterances` that began, and `busy_s`: seconds for which slots were held."""
+        if not self._slots.n:
+            return {}
+        return {"utterances": float(self._n_begun), "busy_s": self._slots.held_s}
 
     def version(self, voice: str) -> str:
         return f"{self._sample_rate_hz} {self._ms_per_char} {self._n_chunk}"
@@ -124,21 +189,23 @@ class FakeEngine:
         self.check(utterance)
         self.n_live += 1
         try:
-            if self.hangs:
-                await asyncio.Event().wait()
-            if self.first_audio_ms > 0:
-                await self._sleep(self.first_audio_ms / 1000)
-            pcm, timings = self._render(utterance)
-            for n, start in enumerate(range(0, len(pcm), self._n_chunk)):
-                if n == self.fail_after_chunks:
-                    raise EngineError(f"{self.name} was told to fail after {n} chunks")
-                if self._closing.is_set():
-                    raise EngineError(f"{self.name} was closed")
-                part = pcm[start : start + self._n_chunk]
-                if n > 0 and math.isfinite(self.speed):
-                    await self._sleep(len(part) / self._sample_rate_hz / self.speed)
-                begun = tuple(t for t in timings if start <= t.start_sample < start + self._n_chunk)
-                yield Chunk(part, self._sample_rate_hz, begun)
+            async with self._slots.held(utterance.deadline_ns):
+                self._n_begun += 1
+                if self.hangs:
+                    await asyncio.Event().wait()
+                if self.first_audio_ms > 0:
+                    await self._sleep(self.first_audio_ms / 1000)
+                pcm, timings = self._render(utterance)
+                for n, start in enumerate(range(0, len(pcm), self._n_chunk)):
+                    if n == self.fail_after_chunks:
+                        raise EngineError(f"{self.name} was told to fail after {n} chunks")
+                    if self._closing.is_set():
+                        raise EngineError(f"{self.name} was closed")
+                    part = pcm[start : start + self._n_chunk]
+                    if n > 0 and math.isfinite(self.speed):
+                        await self._sleep(len(part) / self._sample_rate_hz / self.speed)
+                    begun = tuple(t for t in timings if start <= t.start_sample < start + self._n_chunk)
+                    yield Chunk(part, self._sample_rate_hz, begun)
         finally:
             self.n_live -= 1
 

@@ -13,6 +13,7 @@ ESPEAK = Subject(min_correlation=0.98)
 
 def test_fake_keeps_the_contract() -> None:
     assert_keeps_the_contract(FakeEngine, Subject(max_s_of_endless_word=601.0))
+    assert_keeps_the_contract(lambda: FakeEngine(slots=3), Subject(max_s_of_endless_word=601.0))
 
 
 def test_hibari_keeps_the_contract() -> None:

@@ -7,7 +7,7 @@ from conformance import joined, speak
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.engines.api import Chunk, Utterance
+from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.fake import FakeEngine, recognise, render, tone_hz
 from telephony_tts.errors import EngineError
 
@@ -122,3 +122,58 @@ def test_a_hanging_utterance_is_counted_and_can_be_cancelled(
         assert engine.n_live == 0
 
     asyncio.run(body())
+
+
+def test_slots_go_to_the_earliest_deadline_and_a_cancelled_wait_takes_none() -> None:
+    async def check() -> None:
+        engine = FakeEngine(slots=1)
+        begun: list[str] = []
+
+        async def speak_all(name: str, deadline_ns: int) -> None:
+            async for _ in engine.synthesize(Utterance(name, "a", deadline_ns=deadline_ns)):
+                begun.append(name)
+
+        holder = engine.synthesize(Utterance("holder", "a long sentence"))
+        await anext(holder)
+        waiting = [asyncio.create_task(speak_all(name, due)) for name, due in (("3", 3), ("1", 1), ("0", 0), ("2", 2))]
+        await asyncio.sleep(0)
+        stats = engine.stats()
+        assert (stats.n_running, stats.n_queued, stats.load) == (1, 4, 6.0)
+        waiting[2].cancel()
+        await asyncio.gather(waiting[2], return_exceptions=True)
+        assert begun == [] and engine.stats().n_queued == 3
+        await holder.aclose()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert begun == ["1", "2", "3"]
+        assert engine.stats() == EngineStats() and engine.counters()["utterances"] == 4
+
+    asyncio.run(check())
+
+
+def test_an_utterance_that_is_cancelled_when_it_gets_its_slot_gives_it_back() -> None:
+    async def check() -> None:
+        engine = FakeEngine(slots=1)
+        holder = engine.synthesize(Utterance("holder", "a long sentence"))
+        await anext(holder)
+        second = asyncio.create_task(speak(engine, Utterance("second", "a")))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(holder.aclose())
+        await asyncio.sleep(0)  # the slot is the second one's, which has not run since
+        second.cancel()
+        await asyncio.gather(second, closing, return_exceptions=True)
+        assert engine.stats() == EngineStats() and await speak(engine, Utterance("third", "a"))
+
+    asyncio.run(check())
+
+
+def test_without_slots_the_load_is_unknown() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        live = [engine.synthesize(Utterance(str(n), "a long sentence")) for n in range(50)]
+        for one in live:
+            await anext(one)
+        assert engine.stats() == EngineStats(n_running=50) and engine.counters() == {}
+        for one in live:
+            await one.aclose()
+
+    asyncio.run(check())

@@ -1,0 +1,247 @@
+"""A real small fleet on this machine: a front, engine servers behind it, and what happens when one of them goes.
+
+The engine is the fake one. The front has one core; the engine servers and the callers share the other one. Parts:
+`connection` compares engines in other processes with the front's own, `kill` kills one of three engine servers with
+kill -9 while all calls speak, `restart` restarts all three one after the other with SIGTERM, `routing` compares how
+busy they are, and `fronts` compares two front processes with one (benchmarks/processes.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleet_parts import validation
+from fleet_parts.local_fleet import EngineServers, wait_until_ready
+from harness import report
+from harness.process import ServerProcess, cores, run_load
+from harness.report import percentiles
+
+from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
+
+_EXAMPLES = """examples:
+  python benchmarks/fleet_local.py                               all parts, about 8 minutes
+  python benchmarks/fleet_local.py --parts kill --calls 60       kill -9 of one of three engine servers
+  python benchmarks/fleet_local.py --parts restart,routing --priority realtime
+"""
+PARTS = ("connection", "kill", "restart", "routing", "fronts")
+_PROCESSES = Path(__file__).with_name("processes.py")
+N_SERVERS = 3
+LEAD_MS = 200
+BEFORE_S = 4.0
+"""The calls speak for so long before anything happens; the first part of it is not judged."""
+_CONNECT_S = 3.0
+FIRST_AUDIO_TIMEOUT_MS = 1500
+_ENGINE = ("engines.fake.first_audio_ms=50", "engines.fake.rtf=0.3")
+
+
+def main() -> None:
+    flags = report.parser("fleet_local", __doc__.splitlines()[0], _EXAMPLES)
+    known = [part for part in PARTS if part != "fronts" or _PROCESSES.is_file()]
+    flags.add_argument("--parts", default=",".join(known), help="separated by commas (default %(default)s)")
+    flags.add_argument("--calls", type=int, default=60, help="that speak all the time (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=15.0, help="watched after a kill (default %(default)s)")
+    flags.add_argument("--repeat", type=int, default=3, help="rounds of connection and kill (default %(default)s)")
+    flags.add_argument("--routing-calls", type=int, default=320, help="calls of routing (default %(default)s)")
+    flags.add_argument("--routing-s", type=float, default=160.0, help="in which they arrive (default %(default)s)")
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
+    if unknown := set(chosen.parts.split(",")) - set(known):
+        flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
+    results: dict[str, Any] = {}
+    run = {"connection": _connection, "kill": _kill, "restart": _restart, "routing": _routing, "fronts": _fronts}
+    for part in PARTS:
+        if part in chosen.parts.split(","):
+            print(f"{part}:", flush=True)
+            results[part] = run[part](chosen)
+    report.table(
+        "a front with engine servers on this machine", ("what", "measured", "to reach", "reached"),
+        [(row["what"], row["measured"], row["to_reach"], "yes" if row["reached"] else "NO")
+         for part in results.values() for row in part["rows"]],
+    )  # fmt: skip
+    report.save(chosen, results)
+
+
+def _row(what: str, measured: str, to_reach: str, reached: bool) -> dict[str, Any]:
+    return {"what": what, "measured": measured, "to_reach": to_reach, "reached": reached}
+
+
+# ------------------------------------------------------------------------- connection
+
+
+def _connection(chosen: argparse.Namespace) -> dict[str, Any]:
+    """benchmarks/remote_engine.py: both sides take turns."""
+    more = ("--sides", "local,unix", "--repeat", str(chosen.repeat))
+    found = _results_of(Path(__file__).with_name("remote_engine.py"), chosen, *more)
+    local, unix = found["summary"]["local"], found["summary"]["unix"]
+    more_p50, more_p99 = unix["p50"] - local["p50"], unix["p99"] - local["p99"]
+    rows = [
+        _row("first audio through an engine server, p50", f"+{more_p50:.2f} ms", "+ <= 8 ms", more_p50 <= 8),
+        _row("the same, p99", f"+{more_p99:.2f} ms", "+ <= 20 ms", more_p99 <= 20),
+        _row("front CPU per second of call", f"{unix['ratio']:.3f} x", "<= 1.25 x", unix["ratio"] <= 1.25),
+    ]
+    return {"rows": rows, "summary": found["summary"], "rounds": found["rounds"]}
+
+
+def _fronts(chosen: argparse.Namespace) -> dict[str, Any]:
+    """benchmarks/processes.py: how many calls are on time for each core that the server uses."""
+    best = _results_of(_PROCESSES, chosen, "--parts", "fronts")["fronts"]["best"]
+    each = {n: best[n]["calls_per_core"] if n in best else 0.0 for n in ("1", "2")}
+    ratio = each["2"] / each["1"] if each["1"] else 0.0
+    took = ", ".join(f"{one['generator_cores']:.2f}" for one in best.values())
+    rows = [
+        _row(f"two front processes, calls on time per core used (generator: {took} cores)", f"{ratio:.2f} x",
+             ">= 0.9 x", ratio >= 0.9),
+    ]  # fmt: skip
+    return {"rows": rows, "best": best}
+
+
+def _results_of(script: Path, chosen: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Run another benchmark in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="fleet") as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, str(script), *more, "--priority", str(chosen.priority), "--json", str(out)]
+        subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=True, timeout=1800)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["results"]
+        return found
+
+
+# ------------------------------------------------------------------------ kill, restart
+
+
+def _watched(chosen: argparse.Namespace, happen_s: float, happening: Any) -> dict[str, Any]:
+    """Calls speak all the time; `happening(servers)` is called in their middle, and takes at most `happen_s`."""
+    server_core, load_core = cores()
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet") as folder,
+        EngineServers(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority) as servers,
+    ):
+        settings = (
+            "engines.default=remote",
+            f"engines.remote.target={servers.target}",
+            "limits.text_chars_per_s=0",
+            f"speech.lead_ms={LEAD_MS}",
+        )
+        flags = [part for setting in settings for part in ("--set", setting)]
+        with ServerProcess("serve", flags, core=server_core, priority=chosen.priority) as front:
+            wait_until_ready(front.port)
+            from_ns = time.monotonic_ns() + round((_CONNECT_S + 1.0 + BEFORE_S) * NS_PER_S)
+            spec = {
+                "port": front.port,
+                "calls": chosen.calls,
+                "lead_ms": LEAD_MS,
+                "from_ns": from_ns,
+                "before_ns": round(BEFORE_S / 2 * NS_PER_S),
+                "end_ns": from_ns + round((happen_s + chosen.seconds) * NS_PER_S),
+                "seconds": happen_s + chosen.seconds + 60.0,
+            }
+            with ThreadPoolExecutor(1) as pool:
+                load = pool.submit(run_load, "watched_speech", spec, core=load_core, priority=chosen.priority)
+                time.sleep(max(0.0, (from_ns - time.monotonic_ns()) / NS_PER_S))
+                happened = happening(servers)
+                return {**load.result(), "happened": happened}
+
+
+def _kill(chosen: argparse.Namespace) -> dict[str, Any]:
+    """kill -9 of one engine server. This script starts it again: under Ray Serve or Kubernetes, these do."""
+
+    def kill(servers: EngineServers) -> dict[str, Any]:
+        killed_ns = time.monotonic_ns()
+        servers.kill(0)
+        servers.spawn(0)
+        servers.wait_ready(0)
+        return {"back_ms": round((time.monotonic_ns() - killed_ns) / NS_PER_MS, 1)}
+
+    rounds = [_watched(chosen, 6.0, kill) for _ in range(chosen.repeat)]
+    affected = [call for one in rounds for call in one["calls"] if call["replaced"]]
+    others = [call for one in rounds for call in one["calls"] if not call["replaced"]]
+    lost = sum(not call["is_open"] or bool(call["errors"]) or not call["frames_after"] for call in (*affected, *others))
+    longest_ms = max((call["silence_ms"] for call in affected), default=0.0)
+    limit_ms = FIRST_AUDIO_TIMEOUT_MS + 300
+    silent = sum(call["silence_ms"] > 20 for call in others)
+    rows = [
+        _row(f"kill -9 of one of {N_SERVERS}: calls lost or with an error", f"{lost} of {len(affected) + len(others)}",
+             "0", lost == 0),
+        _row("longest silence of the calls that it spoke", f"{longest_ms:.0f} ms ({len(affected)} calls)",
+             f"<= {limit_ms} ms", bool(affected) and longest_ms <= limit_ms),
+        _row("other calls with frames more than 20 ms later than before", f"{silent} of {len(others)}", "0",
+             silent == 0),
+    ]  # fmt: skip
+    figures = {
+        "silence_ms_of_affected": percentiles([call["silence_ms"] for call in affected]),
+        "silence_ms_of_others": percentiles([call["silence_ms"] for call in others]),
+    }
+    return {"rows": rows, "figures": figures, "rounds": [_short(one) for one in rounds]}
+
+
+def _restart(chosen: argparse.Namespace) -> dict[str, Any]:
+    """All engine servers are drained and started again, one after the other."""
+
+    def restart(servers: EngineServers) -> dict[str, Any]:
+        statuses, took_ms = [], []
+        for i in range(N_SERVERS):
+            begun_ns = time.monotonic_ns()
+            statuses.append(servers.stop(i))
+            servers.spawn(i)
+            servers.wait_ready(i)
+            took_ms.append(round((time.monotonic_ns() - begun_ns) / NS_PER_MS, 1))
+        return {"statuses": statuses, "took_ms": took_ms}
+
+    one = _watched(chosen, 20.0 if chosen.quick else 40.0, restart)
+    calls = one["calls"]
+    n_late = sum(call["over_20_ms"] for call in calls if call["late_before_ms"] <= 20)
+    n_frames = sum(call["frames_after"] for call in calls)
+    n_cut = sum(len(call["errors"]) + len(call["replaced"]) for call in calls)
+    n_late_before = sum(call["late_before_ms"] > 20 for call in calls)
+    rows = [
+        _row("rolling restart of engine servers: frames late by more than 20 ms", f"{n_late} of {n_frames}", "0",
+             n_late == 0),
+        _row("turns cut or handed over by the drain", f"{n_cut} of {sum(call['done'] for call in calls)}", "0",
+             n_cut == 0),
+    ]  # fmt: skip
+    return {"rows": rows, "calls_late_before_it_began": n_late_before, "rounds": [_short(one)]}
+
+
+def _short(one: dict[str, Any]) -> dict[str, Any]:
+    """A round without the calls to which nothing happened."""
+    noted = [call for call in one["calls"] if call["replaced"] or call["errors"] or call["over_20_ms"]]
+    return {
+        "happened": one["happened"],
+        "calls": len(one["calls"]),
+        "frames": sum(call["frames_before"] + call["frames_after"] for call in one["calls"]),
+        "done": sum(call["done"] for call in one["calls"]),
+        "late_before_ms_max": max(call["late_before_ms"] for call in one["calls"]),
+        "noted": noted,
+        "generator_lag_ms": one["generator_lag_ms"],
+    }
+
+
+# ---------------------------------------------------------------------------- routing
+
+
+def _routing(chosen: argparse.Namespace) -> dict[str, Any]:
+    """How busy each of three engine servers was, over more than 1,000 sentences of mixed length."""
+    load = validation.KnownLoad(n_calls=chosen.routing_calls, seconds=chosen.routing_s)
+    if chosen.quick:
+        load = replace(load, habits=replace(load.habits, call_s=21.0), n_lone_turns=2)
+    found = validation.measure(load, load.plans(), lambda line: print(f"  {line}", flush=True), chosen.priority)[0]
+    each = found["utilisation_of_each"]
+    ratio = max(each) / min(each) if min(each) else float("inf")
+    rows = [
+        _row(f"slowest to fastest engine server, {found['sentences']:.0f} sentences", f"{ratio:.3f}", "<= 1.1",
+             ratio <= 1.1),
+    ]  # fmt: skip
+    return {"rows": rows, "measured": found}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The parts of fleet.py: a simulated fleet of fronts and engine replicas. Everything but `validation` is pure."""

@@ -1,0 +1,164 @@
+"""What an engine's batches cost: assumed, or derived from the JSON of `telephony-tts bench engine`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from harness.cost import Cost
+
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
+from telephony_tts.engines.cosyvoice2.profile import PROFILES, Profile
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
+
+N_EULER = 10
+"""Euler steps of a block, unless a result names another number."""
+ROW_TOKENS = 25
+"""A flow or vocoder row of `Cost` has so many speech tokens."""
+TOKENS_PER_S = 25
+MS_PER_S = 1000
+_AHEAD = AheadLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrices:
+    """One engine replica: what its batches cost and how it is set up. It steps in one lane.
+
+    `measured`: false if the prices are assumptions. `notes`: how they were derived.
+    """
+
+    label: str
+    measured: bool
+    cost: Cost
+    sizes: BatchSizes
+    n_slots: int
+    profile: Profile = PROFILES["default"]
+    ahead: AheadLimits = _AHEAD
+    n_euler: int = N_EULER
+    n_ready_voices: int = 4
+    n_prompt_tokens: int = 53
+    """Speech tokens of a voice's cut prompt in the flow."""
+    notes: tuple[str, ...] = ()
+
+    def scaled(self, factor: float, label: str) -> EnginePrices:
+        """The same engine with all prices times `factor`. Raises ValueError unless that is above 0."""
+        if factor <= 0:
+            raise ValueError(f"a price factor of {factor:g}: expected more than 0")
+        pairs = {name: getattr(self.cost, name) for name in ("prefill", "decode", "flow", "vocode")}
+        scaled = {name: (batch * factor, row * factor) for name, (batch, row) in pairs.items()}
+        return replace(self, label=label, cost=replace(self.cost, **scaled))
+
+    def described(self) -> dict[str, Any]:
+        """For a result: prices in ms of a batch and of a row, and where they come from."""
+        return {
+            "label": self.label,
+            "measured": self.measured,
+            "assumed": not self.measured,
+            "prices_ms": asdict(self.cost),
+            "batch_sizes": asdict(self.sizes),
+            "slots": self.n_slots,
+            "flow_steps": self.n_euler,
+            "ready_voices": self.n_ready_voices,
+            "notes": list(self.notes),
+        }
+
+
+def wide(n_slots: int) -> BatchSizes:
+    """The batch sizes of a GPU, as `device.runner.Runner` sets them."""
+    return BatchSizes(prefill=min(4, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
+
+
+ASSUMED = {
+    "h200-assumed": EnginePrices(
+        "h200-assumed",
+        False,
+        Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5),
+        wide(200),
+        200,
+        notes=(
+            "ASSUMED: no H200 was measured. The prices are those of schedule.py --cost h200-guess.",
+            "ASSUMED: 200 slots, the number of turns of 4 s that fit its memory by our own count.",
+        ),
+    ),
+}
+"""Prices that nobody has measured. A result made with them says so."""
+
+
+def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
+    """The prices that follow from the counters of a result of `bench engine --json`.
+
+    A batch's time is taken as batch + row · rows, fitted over the loads of the result. One load cannot tell the two
+    apart; then the whole time is the row's. Raises ValueError if the result has no counters.
+    """
+    try:
+        settings, rows = document["settings"], [row for row in document["results"] if row.get("counters")]
+        n_euler = int(settings.get("flow_steps") or N_EULER)
+        n_lanes, n_slots = int(settings.get("workers") or 1), int(settings["slots"])
+        on_cpu = str(settings["device"]) == "cpu"
+        points = {stage: [_point(row["counters"], stage, n_euler) for row in rows] for stage in Stage}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: is not a result of telephony-tts bench engine --json ({error})") from error
+    if not rows:
+        raise ValueError(f"{name}: has no counters of the engine; measure cosyvoice2 with bench engine --json")
+    notes = [f"measured: {name}, commit {document.get('commit')}, {len(rows)} loads"]
+    drawn = sum(row["counters"]["decode_rows"] for row in rows)
+    n_tokens = sum(row["counters"]["audio_s"] for row in rows) * TOKENS_PER_S
+    run_ahead = max(1, round(n_tokens / drawn)) if drawn else 1
+    pairs = {}
+    for stage, found in points.items():
+        batch_s, row_s, how = _fit(found)
+        pairs[stage.name.lower()] = (batch_s * MS_PER_S / n_lanes, row_s * MS_PER_S / n_lanes)
+        notes.append(f"{stage.name.lower()}: {how}")
+    if n_lanes > 1:
+        notes.append(f"{n_lanes} lanes are simulated as one that is {n_lanes} times as fast: first audio is too early")
+    sizes = BatchSizes(decode=min(4, n_slots)) if on_cpu else wide(n_slots)
+    ahead = AheadLimits(audio_ms=int(settings.get("ahead_ms") or AheadLimits().audio_ms))
+    return EnginePrices(
+        name,
+        True,
+        Cost(**pairs, run_ahead=run_ahead),
+        sizes,
+        n_slots,
+        profile=PROFILES.get(str(settings.get("profile")), PROFILES["default"]),
+        ahead=ahead,
+        n_euler=n_euler,
+        n_ready_voices=int(settings.get("ready_voices") or 4),
+        notes=tuple(notes),
+    )
+
+
+def _point(counters: Mapping[str, float], stage: Stage, n_euler: int) -> tuple[float, float]:
+    """(rows of a batch, seconds of a batch) on average. A flow or vocoder row counts by its tokens."""
+    name = stage.name.lower()
+    n_batches, n_rows = counters[f"{name}_batches"], counters[f"{name}_rows"]
+    if n_batches <= 0 or n_rows <= 0:
+        raise ValueError(f"no batch of {name}")
+    rows = n_rows / n_batches
+    if stage is Stage.FLOW:
+        rows = counters["audio_s"] * TOKENS_PER_S * n_euler / ROW_TOKENS / n_batches
+    elif stage is Stage.VOCODE:
+        rows = counters["audio_s"] * TOKENS_PER_S / ROW_TOKENS / n_batches
+    return rows, counters[f"{name}_s"] / n_batches
+
+
+def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float, str]:
+    """(seconds of a batch, seconds of a row, how they were found): least squares, neither below 0."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread < 1e-3 * mean_x**2:
+        return 0.0, mean_y / mean_x, f"all {n} loads have {mean_x:.2f} rows a batch, so the batch itself costs nothing"
+    row_s = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    batch_s = mean_y - row_s * mean_x
+    how = f"fitted over {n} loads"
+    if row_s < 0 or batch_s < 0:
+        # The end of the range of both that comes nearest.
+        constant, proportional = (mean_y, 0.0), (0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points))
+        batch_s, row_s = min(
+            (constant, proportional), key=lambda pair: sum((pair[0] + pair[1] * x - y) ** 2 for x, y in points)
+        )
+        how += ", at the edge of what is possible"
+    worst = max(abs(batch_s + row_s * x - y) / y for x, y in points)
+    return batch_s, row_s, f"{how}, at most {worst:.0%} off"

@@ -1,0 +1,162 @@
+"""A scenario: calls that were planned beforehand, each with its arrival, its turns and its barge-ins.
+
+The plans come as plain values: see `fleet_parts.callers`. A word takes as long as the simulation says, since the fake
+engine speaks a fixed time for each character.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from harness.calls import BotPeer
+from harness.lateness import frame_lateness_ms, watch_timers
+from harness.report import percentiles
+from telephony_tts.engines.fake import MS_PER_CHAR
+
+_LETTERS = "marbonel"
+_TURN_END_S = 60.0
+
+
+def text_of(n_words: int, word_s: float) -> str:
+    """A sentence of which the fake engine makes `n_words` times `word_s` of speech."""
+    n = round(n_words * word_s * 1000 / MS_PER_CHAR)
+    letters = "".join(" " if i % 7 == 6 else _LETTERS[i % len(_LETTERS)] for i in range(n - 1)).rstrip()
+    return (letters + "a" * (n - 1 - len(letters))).capitalize() + "."
+
+
+async def planned_calls(spec: dict[str, Any]) -> dict[str, Any]:
+    """`calls`: (arrival in s, length in s, turns), a turn: (words of each sentence, reply in s, barge-in in s or None).
+
+    `gaps_over_ms`: frames that came later than the listener needed them by more than this count as a gap.
+    """
+    begun_s = asyncio.get_running_loop().time()
+    found: dict[str, Any] = {"first_ms": [], "refused": [], "failed": [], "turns": 0, "underruns": 0, "speech_s": 0.0}
+    lag_ms: list[float] = []
+    lag = asyncio.create_task(watch_timers(lag_ms))
+    async with asyncio.TaskGroup() as group:
+        for number, plan in enumerate(spec["calls"]):
+            group.create_task(_call(number, plan, spec, begun_s, found))
+    lag.cancel()
+    wall_s = asyncio.get_running_loop().time() - begun_s
+    return {**found, "wall_s": round(wall_s, 3), "generator_lag_ms": percentiles(lag_ms)}
+
+
+async def _call(number: int, plan: Any, spec: dict[str, Any], begun_s: float, found: dict[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+    arrives_s, length_s, turns = plan
+    await asyncio.sleep(max(0.0, begun_s + arrives_s - loop.time()))
+    bot = BotPeer(f"fleet-{number}", audio="base64")
+    try:
+        await bot.connect(spec["port"])
+    except ConnectionError as error:
+        kind = "refused" if "503" in str(error) and "busy" in str(error) else "failed"
+        found[kind].append(str(error)[-80:] if kind == "failed" else round(loop.time() - begun_s, 3))
+        return
+    call_s = loop.time()
+    for at, (words, reply_s, barge_in_s) in enumerate(turns):
+        if at and loop.time() - call_s >= length_s:
+            break
+        ended: asyncio.Future[str] = loop.create_future()
+        bot.on_frame = _first(bot, time.monotonic_ns(), barge_in_s, found["first_ms"])
+        bot.on_event = _ends(ended, found)
+        bot.send({"type": "say", "text": " ".join(text_of(n, spec["word_s"]) for n in words)})
+        try:
+            async with asyncio.timeout(sum(words) * spec["word_s"] + _TURN_END_S):
+                how = await ended
+        except TimeoutError:
+            how = "a turn did not end"
+        found["turns"] += 1
+        if how not in ("done", "cleared"):
+            found["failed"].append(how)
+        await asyncio.sleep(reply_s)
+    bot.hang_up()
+
+
+def _first(
+    bot: BotPeer, said_ns: int, barge_in_s: float | None, first_ms: list[float]
+) -> Callable[[bytes, int], None]:
+    """Notes when the first frame of a turn comes, and stops the turn `barge_in_s` later."""
+    is_first = True
+
+    def on_frame(_payload: bytes, at_ns: int) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            first_ms.append(round((at_ns - said_ns) / 1e6, 3))
+            if barge_in_s is not None:
+                asyncio.get_running_loop().call_later(barge_in_s, bot.send, {"type": "clear"})
+
+    return on_frame
+
+
+def _ends(ended: asyncio.Future[str], found: dict[str, Any]) -> Callable[[dict[str, Any], int], None]:
+    def on_event(event: dict[str, Any], _at_ns: int) -> None:
+        if event["type"] == "done":
+            found["underruns"] += event["underruns"]
+            found["speech_s"] = round(found["speech_s"] + event["audio_ms"] / 1000, 3)
+        kind = event["type"] if event["type"] in ("done", "cleared") else event.get("code", "")
+        if event["type"] in ("done", "cleared", "error") and not ended.done():
+            ended.set_result(kind)
+
+    return on_event
+
+
+async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:
+    """Calls that speak all the time while something happens to the engines between `from_ns` and `to_ns`.
+
+    Both are times of the monotonic clock, which all processes of the machine share. For each call: how late its frames
+    were before, and how much later after `from_ns`: the silence that it heard. The schedule of a call runs on from its
+    first frame, so a silence stays visible.
+    """
+    loop = asyncio.get_running_loop()
+    bots: list[BotPeer] = []
+    events: list[list[dict[str, Any]]] = []
+    for at in range(spec["calls"]):
+        bot = BotPeer(f"watched-{at}", audio="base64")
+        await bot.connect(spec["port"])
+        seen: list[dict[str, Any]] = []
+        bot.talk_without_end(at)
+        bot.on_event = _noting(bot.on_event, seen)
+        bots.append(bot)
+        events.append(seen)
+        await asyncio.sleep(1.0 / spec["calls"])  # their frames do not coincide
+    lag_ms: list[float] = []
+    lag = asyncio.create_task(watch_timers(lag_ms))
+    await asyncio.sleep(max(0.0, (spec["end_ns"] - time.monotonic_ns()) / 1e9))
+    lag.cancel()
+    calls = []
+    for bot, seen in zip(bots, events, strict=True):
+        begin_ns = spec["from_ns"] - spec["before_ns"]
+        before = frame_lateness_ms(bot.arrivals_ns, begin_ns, spec["from_ns"], spec["lead_ms"])
+        after = frame_lateness_ms(bot.arrivals_ns, spec["from_ns"], spec["end_ns"], spec["lead_ms"])
+        calls.append(
+            {
+                "frames_before": len(before),
+                "frames_after": len(after),
+                "late_before_ms": round(max(before, default=0.0), 1),
+                "silence_ms": round(max(0.0, max(after, default=1e6) - max(before, default=0.0)), 1),
+                "over_20_ms": sum(late > 20 for late in after),
+                "done": sum(event["type"] == "done" for event in seen),
+                "underruns": sum(event.get("underruns", 0) for event in seen if event["type"] == "done"),
+                "replaced": [event["engines"] for event in seen if event["type"] == "done" and event.get("engines")],
+                "errors": [event["code"] for event in seen if event["type"] == "error"],
+                "is_open": not bot.closed.done(),
+            }
+        )
+        bot.hang_up()
+    await asyncio.sleep(0.3)
+    return {"calls": calls, "generator_lag_ms": percentiles(lag_ms), "ended_s": loop.time()}
+
+
+def _noting(
+    inner: Callable[[dict[str, Any], int], None] | None, seen: list[dict[str, Any]]
+) -> Callable[[dict[str, Any], int], None]:
+    def on_event(event: dict[str, Any], at_ns: int) -> None:
+        seen.append(event)
+        if inner is not None:
+            inner(event, at_ns)
+
+    return on_event
