@@ -268,6 +268,34 @@ def test_a_bot_joins_the_call_of_another_front(server: FrontServer) -> None:
     run(main)
 
 
+def test_an_http_request_joins_the_call_of_another_front(server: FrontServer) -> None:
+    async def main() -> None:
+        n_moved = server.moved("call")
+        async with calling(server.url("/media/twilio"), "CA-http") as peer:
+            await peer.start()
+            await until(lambda: server.owner("CA-http") is not None, "the call")
+            owner = server.owner("CA-http")
+            assert owner is not None
+            with server.stopped(owner):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                body = json.dumps({"input": SENTENCE, "model": "tts-1", "voice": "alloy", "response_format": "pcm"})
+                writer.write(
+                    b"POST /calls/CA-http/v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body.encode())
+                    + body.encode()
+                )
+                await asyncio.sleep(0.3)
+            answer = await asyncio.wait_for(reader.read(), 15)
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"0\r\n\r\n"), answer[:200]
+            samples = rendering([SENTENCE])
+            await until(lambda: sum(map(len, peer.played)) >= 0.95 * len(samples), "the speech at the telephone")
+            assert correlation(decoded(peer.played), samples) > 0.98
+            assert server.moved("call") == n_moved + 1
+
+    run(main)
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_a_bot_of_a_vendor_comes_back_through_another_front(server: FrontServer, door: str) -> None:
     path, messages = DOORS[door]
