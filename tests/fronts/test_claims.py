@@ -85,6 +85,21 @@ def test_the_claim_of_a_front_that_has_ended_is_free(front: Maker, living: Livin
     assert os.readlink(link) == "1.1"
 
 
+def test_a_slow_remover_does_not_remove_a_new_claim(front: Maker, living: Living, folder: Path, lock: int) -> None:
+    front("0.1").claim("CA1")
+    quick = front("2.1")
+
+    def ended(name: str) -> bool:
+        """While the slow front finds that the owner has ended, the quick one takes the call."""
+        if name == "0.1":
+            living.names = {"1.1", "2.1"}
+            quick.claim("CA1")
+        return living(name)
+
+    assert Claims(folder, lock, "1.1", ended).claim("CA1") == "2.1"
+    assert [os.readlink(link) for link in folder.iterdir()] == ["2.1"]
+
+
 def test_a_front_of_the_same_number_that_was_started_again_owns_nothing(front: Maker, living: Living) -> None:
     front("0.1").claim("CA1")
     living.names = {"0.2", "1.1"}
