@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from telephony_tts.transport.fronts import FrontLoad
 
 MARGIN = 2
-"""A new connection is moved if another front has so many connections less. To move one costs about as much as ten
-frames of speech, and a smaller margin moves many for nothing."""
+"""A new connection is moved if another front has so many connections less. A smaller margin would move many for
+nothing."""
 
 
 def better_front(own: FrontLoad, others: Mapping[str, FrontLoad], under_way: Mapping[str, int]) -> str | None:

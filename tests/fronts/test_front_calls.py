@@ -22,7 +22,10 @@ from rig import Bot, correlation, decoded, greeted, rendering, run, serving, unt
 from test_vendor_rejoin import DOORS
 from twilio_peer import TwilioPeer, calling, dialling
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
+
+from telephony_tts.transport.fronts import MAX_MOVED_BYTES
 
 pytestmark = pytest.mark.timed
 
@@ -119,6 +122,44 @@ def test_the_frames_are_those_of_one_process(server: FrontServer) -> None:
             assert len(alone) > 50 and peer.frames == alone
             await bot.send({"type": "close"})
             await bot.gone()
+
+    run(main)
+
+
+def test_a_flood_behind_the_start_moves_in_order(server: FrontServer) -> None:
+    """It comes in one piece, of which the first front has parsed a part when it learns whose call it is."""
+    digits = [str(n % 10) for n in range(4000)]
+    messages = [START | {"call": "flood"}, *({"type": "dtmf", "digit": digit} for digit in digits)]
+    blob = b"".join(
+        Frame(Opcode.TEXT, json.dumps(each).encode()).serialize(mask=True, extensions=[]) for each in messages
+    )
+    assert 100_000 < len(blob) < MAX_MOVED_BYTES
+
+    async def main() -> None:
+        async with (
+            bot_first(server, "flood") as (bot, owner),
+            at_other(server, owner, connect(server.url("/media/native"), proxy=None)) as socket,
+        ):
+            socket.transport.write(blob)
+            await until(lambda: sum(event["type"] == "dtmf" for event in bot.events) == len(digits), "all keys")
+            assert [event["digit"] for event in bot.events if event["type"] == "dtmf"] == digits
+            await bot.send({"type": "close"})
+            await bot.gone()
+
+    run(main)
+
+
+def test_a_peer_that_sends_too_much_before_its_start_is_refused(server: FrontServer) -> None:
+    async def main() -> None:
+        async with (
+            bot_first(server, "much") as (_, owner),
+            at_other(server, owner, connect(server.url("/media/native"), proxy=None)) as socket,
+        ):
+            for _ in range(MAX_MOVED_BYTES // 60_000 + 1):
+                await socket.send(bytes(60_000))
+            await socket.send(json.dumps(START | {"call": "much"}))
+            await socket.wait_closed()
+            assert socket.close_code == 1013 and "before its call was known" in (socket.close_reason or "")
 
     run(main)
 
@@ -427,5 +468,6 @@ def test_the_two_legs_of_many_calls_come_at_the_same_instant(server: FrontServer
 def test_nothing_went_wrong_meanwhile(server: FrontServer) -> None:
     """The last test of this file: what the server has logged."""
     bad = [line for line in server.log if line["level"] in ("error", "critical")]
-    assert [line for line in bad if "call=ID" not in line.get("why", "")] == [], "but for the dial that named no call"
-    assert {line["event"] for line in server.log if line["level"] == "warning"} <= {"refused", "unclaimed"}
+    assert [line for line in bad if line["event"] != "refused"] == []
+    warnings = {line["event"] for line in server.log if line["level"] == "warning"}
+    assert warnings <= {"refused", "unclaimed", "media_message_refused"}
