@@ -222,6 +222,7 @@ def _short(one: dict[str, Any]) -> dict[str, Any]:
         "late_before_ms_max": max(call["late_before_ms"] for call in one["calls"]),
         "noted": noted,
         "generator_lag_ms": one["generator_lag_ms"],
+        "generator_stalls_ms": one["generator_stalls_ms"],
     }
 
 

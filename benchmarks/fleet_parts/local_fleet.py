@@ -26,8 +26,8 @@ class EngineServers:
     def __init__(
         self, folder: Path, n: int, settings: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
     ) -> None:
-        """`settings`: KEY=VALUE. `core` and `priority`: see `harness.process.place`. With real-time priority they get
-        the best niceness instead: one that starts would keep the callers on the same core waiting."""
+        """`settings`: KEY=VALUE. `core` and `priority`: see `harness.process.place`.
+        A benchmark that was started with `chrt --rr 20` gives them rank 19."""
         self.addresses = [f"unix:{folder}/engine-{i}.sock" for i in range(n)]
         self._settings = ("engines.default=fake", "log.level=error", *settings)
         self._core, self._priority = core, priority
@@ -109,11 +109,13 @@ class EngineServers:
 
 
 def _place_engine(core: int | None, priority: int | str) -> None:
-    """`place` this process. Real-time priority, also that of the benchmark's own process, becomes a niceness."""
-    is_realtime = priority == "realtime" or os.sched_getscheduler(0) != os.SCHED_OTHER
-    if is_realtime:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    place(os.getpid(), core, -20 if is_realtime else priority)
+    """`place` this process. If the benchmark itself has real-time priority, this process gets the next lower one: the
+    callers on the same core must not wait for an engine server that starts."""
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        rank = max(1, os.sched_getparam(0).sched_priority - 1)
+        place(os.getpid(), core, "realtime", rank)
+    else:
+        place(os.getpid(), core, priority)
 
 
 def wait_until_ready(port: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.calls import BotPeer
@@ -18,6 +18,8 @@ from telephony_tts.engines.fake import MS_PER_CHAR
 
 _LETTERS = "marbonel"
 _TURN_END_S = 60.0
+_TICK_S = 0.005
+_STALL_NS = 10_000_000
 
 
 def text_of(n_words: int, word_s: float) -> str:
@@ -109,9 +111,8 @@ async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:
 
     Both are times of the monotonic clock, which all processes of the machine share. For each call: how late its frames
     were before, and how much later after `from_ns`: the silence that it heard. The schedule of a call runs on from its
-    first frame, so a silence stays visible.
+    first frame, so a silence stays visible. Frames that came while this process itself stood still are not judged.
     """
-    loop = asyncio.get_running_loop()
     bots: list[BotPeer] = []
     events: list[list[dict[str, Any]]] = []
     for at in range(spec["calls"]):
@@ -124,14 +125,16 @@ async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:
         events.append(seen)
         await asyncio.sleep(1.0 / spec["calls"])  # their frames do not coincide
     lag_ms: list[float] = []
-    lag = asyncio.create_task(watch_timers(lag_ms))
+    still: list[tuple[int, int]] = []
+    watching = [asyncio.create_task(watch_timers(lag_ms)), asyncio.create_task(_note_stalls(still))]
     await asyncio.sleep(max(0.0, (spec["end_ns"] - time.monotonic_ns()) / 1e9))
-    lag.cancel()
+    for watch in watching:
+        watch.cancel()
     calls = []
     for bot, seen in zip(bots, events, strict=True):
         begin_ns = spec["from_ns"] - spec["before_ns"]
-        before = frame_lateness_ms(bot.arrivals_ns, begin_ns, spec["from_ns"], spec["lead_ms"])
-        after = frame_lateness_ms(bot.arrivals_ns, spec["from_ns"], spec["end_ns"], spec["lead_ms"])
+        before = _judged_ms(bot.arrivals_ns, begin_ns, spec["from_ns"], spec["lead_ms"], still)
+        after = _judged_ms(bot.arrivals_ns, spec["from_ns"], spec["end_ns"], spec["lead_ms"], still)
         calls.append(
             {
                 "frames_before": len(before),
@@ -148,7 +151,31 @@ async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:
         )
         bot.hang_up()
     await asyncio.sleep(0.3)
-    return {"calls": calls, "generator_lag_ms": percentiles(lag_ms), "ended_s": loop.time()}
+    stalls_ms = [round((end_ns - begin_ns) / 1e6, 1) for begin_ns, end_ns in still]
+    return {"calls": calls, "generator_lag_ms": percentiles(lag_ms), "generator_stalls_ms": stalls_ms}
+
+
+async def _note_stalls(still: list[tuple[int, int]]) -> None:
+    """Note when this process stood still for more than `_STALL_NS`, until cancelled."""
+    while True:
+        asked_ns = time.monotonic_ns()
+        await asyncio.sleep(_TICK_S)
+        woke_ns = time.monotonic_ns()
+        if woke_ns - asked_ns > _STALL_NS:
+            still.append((asked_ns, woke_ns))
+
+
+def _judged_ms(
+    arrivals_ns: Sequence[int], begin_ns: int, end_ns: int, lead_ms: int, still: Sequence[tuple[int, int]]
+) -> list[float]:
+    """`frame_lateness_ms` without the frames that waited in the socket while this process stood still."""
+    late_ms = frame_lateness_ms(arrivals_ns, begin_ns, end_ns, lead_ms)
+    came = [at_ns for at_ns in arrivals_ns if begin_ns <= at_ns < end_ns]
+    return [
+        late
+        for at_ns, late in zip(came, late_ms, strict=True)
+        if not any(from_ns <= at_ns <= to_ns + _STALL_NS for from_ns, to_ns in still)
+    ]
 
 
 def _noting(
