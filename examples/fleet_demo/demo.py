@@ -74,9 +74,10 @@ def show(folder: Path, n_calls: int, speak_s: float) -> int:
             f"server: {{host: 127.0.0.1, port: {free_port()}, processes: 2}}\n"
             "log: {level: warning}\n"
             "engines:\n  default: ray\n"
-            f"  ray: {{address: '{cluster}', app: {APP}, engine: hibari, replicas: 3, cpus: 1}}\n"
+            f"  ray: {{address: '{cluster}', app: {APP}, engine: fake, replicas: 3, cpus: 1}}\n"
+            "  fake: {rtf: 0.5}\n"
         )
-        say("three replicas of the voice hibari: telephony-tts ray up")
+        say("three replicas of an engine that makes tones in half their time: telephony-tts ray up")
         print(indented(command("ray", "up", "--config", str(config))))
         say("two front processes on one port: telephony-tts serve")
         port = stack.enter_context(server(config, folder / "server.log"))
