@@ -44,6 +44,7 @@ class RayEngine(RemoteEngine):
         start_timeout_s: float = 120.0,
         wait_ready_s: float = 10.0,
         first_audio_timeout_ms: int = 1_500,
+        lost_with_peers_ms: int = 1_500,
         python: str = sys.executable,
     ) -> None:
         super().__init__(
@@ -52,6 +53,7 @@ class RayEngine(RemoteEngine):
             start_timeout_s=start_timeout_s,
             wait_ready_s=wait_ready_s,
             first_audio_timeout_ms=first_audio_timeout_ms,
+            lost_with_peers_ms=lost_with_peers_ms,
         )
         self._address = address
         self._app = app

@@ -33,7 +33,8 @@ class RemoteEngine:
     model.
 
     `start_timeout_s`: `start` waits so long for the first replica. `wait_ready_s`: a sentence waits so long while no
-    replica is ready. `first_audio_timeout_ms`: a replica that gives no audio for so long is late.
+    replica is ready. `first_audio_timeout_ms`: a replica that gives no audio for so long is late. `lost_with_peers_ms`:
+    a replica that says nothing at all for so long is given up, if there are others.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RemoteEngine:
         start_timeout_s: float = 60.0,
         wait_ready_s: float = 10.0,
         first_audio_timeout_ms: int = 1_500,
+        lost_with_peers_ms: int = 1_500,
     ) -> None:
         self.name = name
         self._targets: Mapping[str, str | None] = dict.fromkeys(targets, token)
@@ -52,6 +54,7 @@ class RemoteEngine:
         self._start_timeout_s = start_timeout_s
         self._wait_ready_s = wait_ready_s
         self._late_ns = first_audio_timeout_ms * NS_PER_MS
+        self._lost_with_peers_ns = lost_with_peers_ms * NS_PER_MS
         self._connections: dict[str, EngineConnection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[asyncio.Task[None], EngineConnection] = {}
@@ -86,7 +89,9 @@ class RemoteEngine:
             self._leaving[self._tasks.pop(target)] = leaving
         for target, token in self._targets.items():
             if target not in self._tasks:
-                connection = EngineConnection(target, self.name, token, self._replica_changed, self._versions_of)
+                connection = EngineConnection(
+                    target, self.name, token, self._replica_changed, self._versions_of, self._lost_with_peers_ns
+                )
                 self._connections[target] = connection
                 self._tasks[target] = asyncio.create_task(connection.run(), name=f"{self.name} {target}")
         for connection in self._connections.values():

@@ -16,6 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+# Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 import grpc
 import grpc.aio
 
@@ -57,7 +60,7 @@ WINDOW_MS = 1_000
 STALE_NS = NS_PER_S
 """A server that says nothing for so long takes no new utterances."""
 LOST_NS = 3 * NS_PER_S
-"""A server that says nothing for so long is given up."""
+"""A server that says nothing for so long is given up, if no other replica can go on for it."""
 CONNECT_S = 3.0
 CLOSE_S = 1.0
 """A cancelled utterance waits so long for the server to say that it holds nothing. Then the lease frees it."""
@@ -116,7 +119,7 @@ class RemoteSpeech:
     def _tell_taken(self) -> None:
         """Tell the server rarely: before it has to wait, and not for each chunk."""
         if not self.is_ended and self._untold_ns * 2 >= WINDOW_MS * NS_PER_MS:
-            self._connection.send(TookAudio(self._key, self._untold_ns))
+            self._connection.send(TookAudio(self._key, self._untold_ns), soon=bool(self._chunks))
             self._untold_ns = 0
 
     async def close(self) -> None:
@@ -178,6 +181,7 @@ class EngineConnection:
         token: str | None,
         on_change: Callable[[], None],
         versions_of: Iterable[str],
+        lost_with_peers_ns: int,
     ) -> None:
         self.target = target
         self.problem = "it was not reached yet"
@@ -190,7 +194,8 @@ class EngineConnection:
         self.is_leaving = False
         """It gets no new utterances."""
         self.has_peers = False
-        """Other replicas can go on for this one, so that it is given up sooner."""
+        """Other replicas can go on for this one, so that it is given up after `lost_with_peers_ns`."""
+        self._lost_with_peers_ns = lost_with_peers_ns
         self._engine_name = engine_name
         self._token = token
         self._on_change = on_change
@@ -284,8 +289,9 @@ class EngineConnection:
         self._given_at_ns = now_ns
         return speech
 
-    def send(self, message: FromClient) -> None:
-        self._out.push(encode(message))
+    def send(self, message: FromClient, *, soon: bool = False) -> None:
+        """`soon`: it may wait for others for a moment."""
+        self._out.push(encode(message), soon=soon)
 
     def forget(self, key: int) -> None:
         self._speeches.pop(key, None)
@@ -402,7 +408,7 @@ class EngineConnection:
         """Send keep-alives, and raise TimeoutError when the server is silent for too long."""
         number, tick_ns = 0, 0
         while True:
-            limit_ns = STALE_NS if self.has_peers else LOST_NS
+            limit_ns = self._lost_with_peers_ns if self.has_peers else LOST_NS
             silent_ns = self._silence.check(monotonic_ns())
             if self.attached is not None and silent_ns >= limit_ns:
                 raise TimeoutError(f"it said nothing for {limit_ns / NS_PER_S:g} s")

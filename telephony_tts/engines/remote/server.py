@@ -15,6 +15,9 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
+# Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 import grpc
 import grpc.aio
 
@@ -382,8 +385,8 @@ class _Client:
             await asyncio.sleep(CHECK_NS / NS_PER_S)
         raise _LeaseOver(f"it sent nothing for {self._server.lease_ns // NS_PER_MS} ms")
 
-    def _send(self, message: FromServer) -> None:
-        self._out.push(encode(message))
+    def _send(self, message: FromServer, *, soon: bool = False) -> None:
+        self._out.push(encode(message), soon=soon)
 
     def _receive(self, message: FromClient) -> None:
         """Raises BadMessage if it cannot come now."""
@@ -457,16 +460,18 @@ class _Client:
         try:
             async with aclosing(self._server.engine.synthesize(utterance)) as chunks:
                 async for chunk in chunks:
-                    if not speech.has_audio:
+                    is_first = not speech.has_audio
+                    if is_first:
                         self._server.spoke(utterance.voice)
                     speech.given(chunk)
                     for piece in speech.gatherer.add(chunk, monotonic_ns()):
-                        self._send(SpokenAudio(key, piece))
+                        self._send(SpokenAudio(key, piece), soon=not is_first)
                     if speech.has_room:
                         self._flush_later(key, speech)
                         await asyncio.sleep(0)  # otherwise a fast engine would keep the loop from writing
                     else:
                         self._flush(key, speech)
+                        self._out.flush()
                         await speech.until_room()
         except TelephonyTTSError as failure:
             speech.error = failure

@@ -90,7 +90,9 @@ def test_replicas_keep_the_contract_and_speak_as_the_local_engine(cluster: RayCl
     with cluster.application("contract", "engines.ray.replicas=2") as replicas:
         assert len(replicas) == 2
         subject = Subject(max_s_of_endless_word=601.0)
-        assert_keeps_the_contract(lambda: engine_of(cluster, "contract"), subject)
+        # The fake engine renders ten thousand characters without a pause, which may take seconds on a busy machine.
+        patience = {"lost_with_peers_ms": 20_000, "first_audio_timeout_ms": 20_000}
+        assert_keeps_the_contract(lambda: engine_of(cluster, "contract", **patience), subject)
 
         async def work() -> None:
             async with attached(cluster, "contract", 2) as engine:

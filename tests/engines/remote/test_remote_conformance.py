@@ -23,8 +23,12 @@ def test_the_fake_engine_keeps_the_contract_in_another_process(listen: str | Non
 
 def test_two_replicas_keep_the_contract() -> None:
     with engine_server() as one, engine_server() as two:
-        subject = Subject(max_s_of_endless_word=601.0)
-        assert_keeps_the_contract(lambda: RemoteEngine("remote", [one.address, two.address]), subject)
+        # The fake engine renders ten thousand characters without a pause, which may take seconds on a busy machine.
+        targets, patience_ms = [one.address, two.address], 20_000
+        assert_keeps_the_contract(
+            lambda: RemoteEngine("remote", targets, lost_with_peers_ms=patience_ms, first_audio_timeout_ms=patience_ms),
+            Subject(max_s_of_endless_word=601.0),
+        )
 
 
 def test_hibari_keeps_the_contract_in_another_process() -> None:
