@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -287,6 +288,17 @@ def test_a_canary_gets_its_share_of_the_calls_and_is_slower() -> None:
 def test_the_limit_of_calls_is_the_servers_own() -> None:
     row = figures(ran(FleetSettings(H200, 3, n_fronts=2, calls_per_front=3), plans(30)), FREE)
     assert row["live_calls_peak"] == 6 and row["refused_why"]["limit of calls"] > 0
+
+
+def test_a_sentence_counts_at_its_replica_only_until_all_its_audio_has_come() -> None:
+    """As in `EngineConnection`: the load that admission judges is without audio that is only to be heard."""
+    call = CallPlan(0, 0, 1, "voice 0", 0.5, (TurnPlan((16,), S, None),))
+    fleet = Fleet(FleetSettings(H200, 1, n_fronts=1), [call])
+    front, seen = fleet._fronts[0], []
+    for at_ms in range(20, 7000, 20):
+        fleet.events.at(at_ms * MS, lambda: seen.append((any(c.sentence for c in fleet.live), front.n_own[0])))
+    fleet.run()
+    assert [key for key, _ in itertools.groupby(seen)] == [(True, 1), (True, 0), (False, 0)]
 
 
 def test_an_overloaded_engine_refuses_calls() -> None:
