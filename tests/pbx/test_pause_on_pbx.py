@@ -57,9 +57,9 @@ def stretches(heard: Pcm) -> list[tuple[int, int]]:
 
 
 def boundary_ms(heard_ms: int) -> int:
-    """The frame with the last end of a word before this place."""
+    """The last end of a word before this place."""
     ends = [0, *(n for n, char in enumerate(TEXT + " ") if char == " ")]
-    return max(end * MS_PER_CHAR for end in ends if end * MS_PER_CHAR <= heard_ms) // 20 * 20
+    return max(end * MS_PER_CHAR for end in ends if end * MS_PER_CHAR <= heard_ms)
 
 
 def test_speech_goes_on_at_a_words_boundary_and_nothing_is_lost(
