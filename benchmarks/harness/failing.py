@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> None:
         key, _, value = word.partition("=")
         overrides[key] = yaml.safe_load(value)
 
-    def catalog(*_args: Any) -> Catalog:
+    def catalog(*_args: Any, **_named: Any) -> Catalog:
         spare = FakeEngine(name="spare", voice_names=("spare-tone",), first_audio_ms=chosen.spare_ms)
         engines = (FaultyEngine(chosen.fault), spare)
         failover = Failover(engines, ["spare"], timeout_ms=chosen.timeout_ms, after=chosen.after, retry_s=60)

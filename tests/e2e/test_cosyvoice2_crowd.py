@@ -83,7 +83,7 @@ def alone(model_dir: Path, cores: float) -> Alone:
     """The frames of each call, spoken alone and in simulated time, for as many calls as `cores` cores can serve."""
 
     async def main() -> Alone:
-        catalog = Catalog([CosyVoice2Engine(model_dir)])
+        catalog = Catalog([CosyVoice2Engine(model_dir, profile="auto")])  # as the server has it
         await catalog.start()
         try:
             spoken: list[list[bytes]] = [[] for _ in SEEDS]
@@ -147,7 +147,7 @@ def test_nor_with_the_engine_in_threads(one_layer_dir: Path, one_layer_alone: Al
     """Two lanes and the event loop, which share the interpreter's lock."""
 
     async def main() -> None:
-        engine = CosyVoice2Engine(one_layer_dir, n_workers=2, isolation="thread")
+        engine = CosyVoice2Engine(one_layer_dir, n_workers=2, isolation="thread", profile="auto")
         async with serving(engine, speech=speech_settings(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
             bots = [await calls.enter_async_context(rig.bot(audio="binary")) for _ in range(one_layer_alone.n_calls)]
             nervous = await calls.enter_async_context(rig.bot(audio="binary"))

@@ -109,6 +109,7 @@ def test_a_voice_that_comes_through_one_front_speaks_on_both(server: FrontServer
     with pytest.raises(urllib.error.HTTPError) as unknown:
         request(server, "/v1/voices/anna", method="DELETE")
     assert unknown.value.code == 404
+    unknown.value.close()
 
 
 def test_calls_survive_the_end_of_the_engine(server: FrontServer) -> None:

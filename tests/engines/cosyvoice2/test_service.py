@@ -271,7 +271,7 @@ def test_what_cannot_be_configured(tmp_path: Path) -> None:
         CosyVoice2Engine(tmp_path, dtype="int8")
     with pytest.raises(ConfigError, match="isolation 'container'; it has process, thread"):
         CosyVoice2Engine(tmp_path, isolation="container")
-    with pytest.raises(ConfigError, match="default, fast, upstream"):
+    with pytest.raises(ConfigError, match="auto, default, cpu, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):
         CosyVoice2Engine(tmp_path, limits=EngineLimits(n_slots=0))
