@@ -48,7 +48,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 _EXAMPLES = """examples:
   python benchmarks/frontend.py
-  git worktree add --detach /tmp/older ad5cb21; python benchmarks/frontend.py --older /tmp/older
+  git worktree add --detach ../older ad5cb21; python benchmarks/frontend.py --older ../older
   python benchmarks/frontend.py --cases DIR \\
     --runner run_sentences.py,tests/text/sentences_adapter.py:Adapter,sentences.jsonl
 """

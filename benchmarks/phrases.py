@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 _EXAMPLES = """examples:
   python benchmarks/phrases.py                              about a minute
   python benchmarks/phrases.py --calls 1,50 --turns 2000
-  git worktree add --detach /tmp/older ad5cb21; python benchmarks/phrases.py --older /tmp/older
+  git worktree add --detach ../older ad5cb21; python benchmarks/phrases.py --older ../older
 """
 _ENDINGS = ("today", "this morning", "this afternoon", "tonight", "again")
 _PHRASES = tuple(
