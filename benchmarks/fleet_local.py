@@ -2,37 +2,42 @@
 
 The engine is the fake one. The front has one core; the engine servers and the callers share the other one. Parts:
 `connection` compares engines in other processes with the front's own, `kill` kills one of three engine servers with
-kill -9 while all calls speak, `restart` restarts all three one after the other with SIGTERM, `routing` compares how
-busy they are, and `fronts` compares two front processes with one (benchmarks/processes.py).
+kill -9 while all calls speak, `ray_kill` does so with replicas on Ray (needs the extra `ray`), `restart` restarts all
+three one after the other with SIGTERM, `drain` restarts two fronts in the same way, `routing` compares how busy the
+engine servers are, and `fronts` compares two front processes with one (benchmarks/processes.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fleet_parts import validation
 from fleet_parts.local_fleet import EngineServers, wait_until_ready
+from fleet_parts.ray_fleet import RayReplicas
 from harness import report
-from harness.process import ServerProcess, cores, run_load
+from harness.process import ServerProcess, cores, place, run_load
 from harness.report import percentiles
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
 
 _EXAMPLES = """examples:
-  python benchmarks/fleet_local.py                               all parts, about 8 minutes
+  python benchmarks/fleet_local.py                               all parts, about 15 minutes
   python benchmarks/fleet_local.py --parts kill --calls 60       kill -9 of one of three engine servers
   python benchmarks/fleet_local.py --parts restart,routing --priority realtime
 """
-PARTS = ("connection", "kill", "restart", "routing", "fronts")
+PARTS = ("connection", "kill", "ray_kill", "restart", "drain", "routing", "fronts")
 _PROCESSES = Path(__file__).with_name("processes.py")
 N_SERVERS = 3
 LEAD_MS = 200
@@ -41,11 +46,16 @@ BEFORE_S = 4.0
 _CONNECT_S = 3.0
 FIRST_AUDIO_TIMEOUT_MS = 1500
 _ENGINE = ("engines.fake.first_audio_ms=50", "engines.fake.rtf=0.3")
+N_FRONTS = 2
+CALL_S = 8.0
+"""Calls of the part `drain` last from half of this to one and a half."""
+_DRAIN_CALLS_S = 60.0
 
 
 def main() -> None:
     flags = report.parser("fleet_local", __doc__.splitlines()[0], _EXAMPLES)
-    known = [part for part in PARTS if part != "fronts" or _PROCESSES.is_file()]
+    with_ray = find_spec("ray") is not None
+    known = [part for part in PARTS if part != "ray_kill" or with_ray]
     flags.add_argument("--parts", default=",".join(known), help="separated by commas (default %(default)s)")
     flags.add_argument("--calls", type=int, default=60, help="that speak all the time (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=15.0, help="watched after a kill (default %(default)s)")
@@ -55,11 +65,12 @@ def main() -> None:
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
-        chosen.parts = "kill,restart,routing"  # the others are benchmarks of their own
+        chosen.parts = "kill,restart,drain,routing"  # the others are benchmarks of their own
     if unknown := set(chosen.parts.split(",")) - set(known):
         flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
     results: dict[str, Any] = {}
-    run = {"connection": _connection, "kill": _kill, "restart": _restart, "routing": _routing, "fronts": _fronts}
+    run = {"connection": _connection, "kill": _kill, "ray_kill": _ray_kill, "restart": _restart, "drain": _drain,
+           "routing": _routing, "fronts": _fronts}  # fmt: skip
     for part in PARTS:
         if part in chosen.parts.split(","):
             print(f"{part}:", flush=True)
@@ -119,16 +130,17 @@ def _results_of(script: Path, chosen: argparse.Namespace, *more: str) -> dict[st
 # ------------------------------------------------------------------------ kill, restart
 
 
-def _watched(chosen: argparse.Namespace, happen_s: float, happening: Any) -> dict[str, Any]:
+def _watched(
+    chosen: argparse.Namespace, happen_s: float, happening: Any, kind: type[EngineServers | RayReplicas] = EngineServers
+) -> dict[str, Any]:
     """Calls speak all the time; `happening(servers)` is called in their middle, and takes at most `happen_s`."""
     server_core, load_core = cores()
     with (
         tempfile.TemporaryDirectory(prefix="fleet") as folder,
-        EngineServers(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority) as servers,
+        kind(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority) as servers,
     ):
         settings = (
-            "engines.default=remote",
-            f"engines.remote.target={servers.target}",
+            *servers.front_settings,
             "limits.text_chars_per_s=0",
             f"speech.lead_ms={LEAD_MS}",
         )
@@ -154,15 +166,24 @@ def _watched(chosen: argparse.Namespace, happen_s: float, happening: Any) -> dic
 
 def _kill(chosen: argparse.Namespace) -> dict[str, Any]:
     """kill -9 of one engine server. This script starts it again: under Ray Serve or Kubernetes, these do."""
+    return _killed(chosen, EngineServers, f"kill -9 of one of {N_SERVERS}", 6.0)
 
-    def kill(servers: EngineServers) -> dict[str, Any]:
+
+def _ray_kill(chosen: argparse.Namespace) -> dict[str, Any]:
+    """kill -9 of one replica on Ray, which starts another one by itself."""
+    return _killed(chosen, RayReplicas, f"Ray: kill -9 of one of {N_SERVERS} replicas", 30.0)
+
+
+def _killed(
+    chosen: argparse.Namespace, kind: type[EngineServers | RayReplicas], what: str, happen_s: float
+) -> dict[str, Any]:
+    def kill(servers: EngineServers | RayReplicas) -> dict[str, Any]:
         killed_ns = time.monotonic_ns()
         servers.kill(0)
-        servers.spawn(0)
-        servers.wait_ready(0)
+        servers.wait_back(0)
         return {"back_ms": round((time.monotonic_ns() - killed_ns) / NS_PER_MS, 1)}
 
-    rounds = [_watched(chosen, 6.0, kill) for _ in range(chosen.repeat)]
+    rounds = [_watched(chosen, happen_s, kill, kind) for _ in range(chosen.repeat)]
     affected = [call for one in rounds for call in one["calls"] if call["replaced"]]
     others = [call for one in rounds for call in one["calls"] if not call["replaced"]]
     lost = sum(not call["is_open"] or bool(call["errors"]) or not call["frames_after"] for call in (*affected, *others))
@@ -170,12 +191,15 @@ def _kill(chosen: argparse.Namespace) -> dict[str, Any]:
     limit_ms = FIRST_AUDIO_TIMEOUT_MS + 300
     silent = sum(call["silence_ms"] > 20 for call in others)
     rows = [
-        _row(f"kill -9 of one of {N_SERVERS}: calls lost or with an error", f"{lost} of {len(affected) + len(others)}",
+        _row(f"{what}: calls lost or with an error", f"{lost} of {len(affected) + len(others)}",
              "0", lost == 0),
         _row("longest silence of the calls that it spoke", f"{longest_ms:.0f} ms ({len(affected)} calls)",
              f"<= {limit_ms} ms", bool(affected) and longest_ms <= limit_ms),
         _row("other calls with frames more than 20 ms later than before", f"{silent} of {len(others)}", "0",
              silent == 0),
+        _row(f"{'three replicas again, without a hand' if kind is RayReplicas else 'the server is back'}",
+             f"{max(one['happened']['back_ms'] for one in rounds) / 1000:.1f} s", f"<= {happen_s:g} s",
+             all(one["happened"]["back_ms"] <= 1000 * happen_s for one in rounds)),
     ]  # fmt: skip
     figures = {
         "silence_ms_of_affected": percentiles([call["silence_ms"] for call in affected]),
@@ -210,6 +234,68 @@ def _restart(chosen: argparse.Namespace) -> dict[str, Any]:
              n_cut == 0),
     ]  # fmt: skip
     return {"rows": rows, "calls_late_before_it_began": n_late_before, "rounds": [_short(one)]}
+
+
+def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Each of two fronts is replaced: a new one starts, then the old one gets SIGTERM and lets its calls end."""
+    call_s = 1.0 if chosen.quick else CALL_S
+    server_core, load_core = cores()
+    with tempfile.TemporaryDirectory(prefix="fleet") as folder, contextlib.ExitStack() as running:
+        servers = running.enter_context(
+            EngineServers(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority)
+        )
+        settings = (
+            *servers.front_settings,
+            "limits.text_chars_per_s=0",
+            f"speech.lead_ms={LEAD_MS}",
+            f"server.drain_calls_s={_DRAIN_CALLS_S:g}",
+        )
+        flags = [part for setting in settings for part in ("--set", setting)]
+
+        def start() -> ServerProcess:
+            # It starts beside the callers, which come first, as it would start on another machine of the fleet.
+            front = running.enter_context(ServerProcess("serve", flags, core=load_core))
+            wait_until_ready(front.port)
+            place(front.pid, server_core, chosen.priority)
+            return front
+
+        fronts = [start() for _ in range(N_FRONTS)]
+        ports = Path(folder) / "ports.json"
+        _write_ports(ports, fronts)
+        # Each replacement: a start of a second or two, then the longest call and its last turns.
+        watched_s = N_FRONTS * (1.5 * call_s + (6.0 if chosen.quick else 15.0))
+        spec = {
+            "ports": str(ports),
+            "lines": chosen.calls,
+            "call_s": call_s,
+            "lead_ms": LEAD_MS,
+            "end_ns": time.monotonic_ns() + round((_CONNECT_S + BEFORE_S + watched_s) * NS_PER_S),
+            "seconds": watched_s + 60.0,
+        }
+        statuses = []
+        with ThreadPoolExecutor(1) as pool:
+            load = pool.submit(run_load, "calls_through_restarts", spec, core=load_core, priority=chosen.priority)
+            time.sleep(_CONNECT_S + BEFORE_S)
+            for i in range(N_FRONTS):
+                old, fronts[i] = fronts[i], start()
+                _write_ports(ports, fronts)
+                statuses.append(old.drain(_DRAIN_CALLS_S + 10.0))
+            found = load.result()
+    n_cut, n_late = len(found["cut"]), found["over_20_ms"]
+    rows = [
+        _row("rolling restart of the fronts: turns cut by the drain", f"{n_cut} of {found['done'] + n_cut}", "0",
+             n_cut == 0 and statuses == [0] * N_FRONTS),
+        _row("the same: frames late by more than 20 ms", f"{n_late} of {found['frames']}", "not asked",
+             True),
+    ]  # fmt: skip
+    return {"rows": rows, "statuses": statuses, "calls": found}
+
+
+def _write_ports(path: Path, fronts: Sequence[ServerProcess]) -> None:
+    """What a load balancer knows: the fronts that take calls."""
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps([front.port for front in fronts]), encoding="utf-8")
+    draft.replace(path)
 
 
 def _short(one: dict[str, Any]) -> dict[str, Any]:

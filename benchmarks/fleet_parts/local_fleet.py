@@ -34,6 +34,11 @@ class EngineServers:
         self._children: list[subprocess.Popen[str] | None] = [None] * n
 
     @property
+    def front_settings(self) -> tuple[str, ...]:
+        """What a front needs to use them."""
+        return ("engines.default=remote", f"engines.remote.target={self.target}")
+
+    @property
     def target(self) -> str:
         """For `engines.remote.target`."""
         return ",".join(self.addresses)
@@ -87,6 +92,11 @@ class EngineServers:
         child = self._child(i)
         child.kill()
         child.wait(STOP_S)
+
+    def wait_back(self, i: int) -> None:
+        """Start server `i` again, as Kubernetes or systemd would, and return when it is ready."""
+        self.spawn(i)
+        self.wait_ready(i)
 
     def stop(self, i: int) -> int:
         """SIGTERM, and wait until it has drained. Returns its exit status."""

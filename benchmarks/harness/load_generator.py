@@ -25,6 +25,7 @@ SCENARIOS = {
     "http_streams": doors.http_streams,
     "planned_calls": fleet_calls.planned_calls,
     "watched_speech": fleet_calls.watched_speech,
+    "calls_through_restarts": fleet_calls.calls_through_restarts,
 }
 
 
