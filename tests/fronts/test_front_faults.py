@@ -251,6 +251,35 @@ def test_the_limit_of_calls_is_that_of_all_fronts(short: Path) -> None:
         run(main)
 
 
+def test_a_burst_of_handshakes_does_not_exceed_the_limit(short: Path) -> None:
+    """All of them are admitted before the first of their calls has begun."""
+    with front_server(short, "limits.calls=5") as server:
+
+        async def try_to_call(n: int) -> Bot | None:
+            try:
+                bot = Bot(await connect(server.url(call=f"B{n}", audio="binary"), proxy=None))
+            except InvalidStatus as refused:
+                assert refused.response.status_code == 503
+                return None
+            try:
+                await bot.event("ready")
+            except AssertionError:
+                assert await bot.gone() == (1013, "5 calls are live, which is the limit")
+                return None
+            return bot
+
+        async def main() -> None:
+            for _ in range(3):
+                tried = await asyncio.gather(*(try_to_call(n) for n in range(40)))
+                bots = [bot for bot in tried if bot is not None]
+                assert 4 <= len(bots) <= 5, "two fronts may both refuse the last place; they never both give it"
+                for bot in bots:
+                    await bot.aclose()
+                await until(lambda: not server.claims, "all have gone")
+
+        run(main)
+
+
 def test_a_leg_may_join_when_all_fronts_are_full(short: Path) -> None:
     """The bot waits on one front, and its media leg comes to the other one: it is no new call."""
     with front_server(short, "limits.calls=1") as server:

@@ -86,7 +86,8 @@ class EngineReplica:
         own = replace(settings, engines=replace(settings.engines, default=ray_settings.engine))
         self._engine = app.served_engine(own)
         token = secrets.token_hex(32)
-        self._server = EngineServer(self._engine, token=token)
+        self._voices = app.engine_voices(own, self._engine)
+        self._server = EngineServer(self._engine, token=token, voices=self._voices)
         await self._engine.start()
         address = await self._server.listen(EngineAddress(host=ray.util.get_node_ip_address(), port=0))
         self._server.engine_is_loaded()
@@ -137,6 +138,8 @@ class EngineReplica:
             _log.exception("replica_not_removed", replica=self._id)
         await server.drain(self._drain_s)
         await server.close()
+        if self._voices is not None:
+            await self._voices.close()
         await self._engine.close()
 
 

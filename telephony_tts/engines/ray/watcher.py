@@ -35,7 +35,11 @@ def main() -> None:
     except Exception as error:
         _say(problem=f"the Ray cluster at {address} cannot be used: {_first_lines(error)}")
         os._exit(1)
-    _watch(app)
+    try:
+        _watch(app)
+    except Exception as error:  # a connection by ray:// that was lost raises ConnectionError, and cannot be used again
+        _say(problem=f"the Ray cluster at {address} was lost: {_first_lines(error)}")
+        os._exit(1)
 
 
 def _watch(app: str) -> None:

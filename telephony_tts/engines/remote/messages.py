@@ -143,8 +143,9 @@ class EngineStatus:
     """The engine's state. `number`: that of the `KeepAlive` which this answers.
 
     `stats` counts the utterances of all clients. `n_yours` and `n_yours_waiting`: how many of them are this client's,
-    and how many of these have given no audio yet. `voices`: None if they are as in the last status. `recent_voices`:
-    those that spoke last, so that they are ready to speak.
+    and how many of these have given no audio yet. `voices`: None if they are as in the last status; `removable` comes
+    with them and names those that can be removed. `recent_voices`: those that spoke last, so that they are ready to
+    speak.
     """
 
     number: int
@@ -153,6 +154,7 @@ class EngineStatus:
     n_yours: int = 0
     n_yours_waiting: int = 0
     voices: tuple[Voice, ...] | None = None
+    removable: tuple[str, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
     recent_voices: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -273,6 +275,8 @@ def _status_fields(status: EngineStatus) -> dict[str, object]:
     }
     if status.voices is not None:
         fields["voices"] = [_voice_fields(voice) for voice in status.voices]
+    if status.removable:
+        fields["removable"] = list(status.removable)
     if status.versions:
         fields["versions"] = dict(status.versions)
     if status.recent_voices:
@@ -447,6 +451,7 @@ def _decode_status(_: int, fields: Mapping[str, Any], __: bytes) -> EngineStatus
         _whole(fields, "n_yours", 0),
         _whole(fields, "n_yours_waiting", 0),
         None if voices is None else tuple(_voice(voice) for voice in voices),
+        _texts(fields, "removable"),
         versions,
         _texts(fields, "recent_voices"),
         {name: float(value) for name, value in counters.items()},
