@@ -35,7 +35,8 @@ def server(short_of_module: Path, folders: tuple[Path, Path]) -> Iterator[FrontS
     model = short_of_module / "model"
     write_random_checkpoint(model)
     tiny = ("engines.default=cosyvoice2", f"engines.cosyvoice2.model={model}", "engines.cosyvoice2.workers=1",
-            "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32", "engines.cosyvoice2.isolation=thread")  # fmt: skip
+            "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32",
+            "engines.cosyvoice2.isolation=thread")  # fmt: skip
     with (
         engine_server(*tiny, f"engines.cosyvoice2.voices={folders[0]}") as one,
         engine_server(*tiny, f"engines.cosyvoice2.voices={folders[1]}") as other,
@@ -59,7 +60,8 @@ def test_a_voice_is_added_spoken_and_removed(server: FrontServer, folders: tuple
 
     async def main() -> None:
         # Both at once, so that both replicas speak.
-        bots = [Bot(await connect(server.url(call=f"R{n}", audio="binary", voice="anna"), proxy=None)) for n in range(2)]
+        urls = [server.url(call=f"R{n}", audio="binary", voice="anna") for n in range(2)]
+        bots = [Bot(await connect(url, proxy=None)) for url in urls]
         for bot in bots:
             await bot.say(TEXT, "a")
         for bot in bots:
