@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import time
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.cli_settings import config_flags, load
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def _wait_until_running(chosen: RaySettings, within_s: float) -> None:
     """Wait for the replicas, and say now and then what is missing. Raises EngineUnavailable."""
     from ray import serve
 
-    begun_s = time.monotonic()
+    begun_ns, pause = monotonic_ns(), threading.Event()
     tell_s = TELL_S
     while True:
-        waited_s = time.monotonic() - begun_s
+        waited_s = (monotonic_ns() - begun_ns) / NS_PER_S
         found = serve.status().applications[chosen.app]
         if found.status.value == "RUNNING":
             return
@@ -87,7 +88,7 @@ def _wait_until_running(chosen: RaySettings, within_s: float) -> None:
         if waited_s >= tell_s:
             tell_s += TELL_S
             print(f"{chosen.app}: waiting for replicas{missing}", flush=True)
-        time.sleep(0.5)
+        pause.wait(0.5)
 
 
 def _missing(chosen: RaySettings) -> str:
