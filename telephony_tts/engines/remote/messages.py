@@ -154,10 +154,10 @@ class EngineStatus:
     n_yours: int = 0
     n_yours_waiting: int = 0
     voices: tuple[Voice, ...] | None = None
-    removable: tuple[str, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
     recent_voices: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    removable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,10 +451,10 @@ def _decode_status(_: int, fields: Mapping[str, Any], __: bytes) -> EngineStatus
         _whole(fields, "n_yours", 0),
         _whole(fields, "n_yours_waiting", 0),
         None if voices is None else tuple(_voice(voice) for voice in voices),
-        _texts(fields, "removable"),
         versions,
         _texts(fields, "recent_voices"),
         {name: float(value) for name, value in counters.items()},
+        _texts(fields, "removable"),
     )
 
 
