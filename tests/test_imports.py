@@ -84,7 +84,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
     "telephony_tts.engines.ray.engine": row("errors clock logs"),
     "telephony_tts.engines.ray.reach": row(),
-    "telephony_tts.engines.ray.watcher": row(outside="ray"),
+    "telephony_tts.engines.ray.watcher": row("clock", "ray"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
