@@ -22,7 +22,7 @@ POLL_S = 2.0
 ANSWER_S = 10.0
 PAUSE_S = 0.5
 SILENT_S = 15
-"""Without an answer for so long this process ends, and the front starts another one: a connection to a head that is gone
+"""Without an answer for so long this process ends, and the front starts another one: a connection to a head that died
 does not reach the next head."""
 UNKNOWN_S = 60
 """The same while the cluster answers that it has no such application: it may be the answer of another cluster."""

@@ -180,10 +180,10 @@ class EngineServer:
         """Returns the port. Raises RuntimeError."""
         tls = self._tls
         if tls is None or address.path:
-            return server.add_insecure_port(str(address))
+            return int(server.add_insecure_port(str(address)))
         keys = ((tls.key, tls.cert),)
         wanted = grpc.ssl_server_credentials(keys, tls.ca, require_client_auth=tls.ca is not None)
-        return server.add_secure_port(str(address), wanted)
+        return int(server.add_secure_port(str(address), wanted))
 
     def engine_is_loaded(self) -> None:
         """The engine takes utterances from now on."""

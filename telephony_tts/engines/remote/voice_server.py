@@ -26,8 +26,7 @@ from telephony_tts.errors import EngineError, EngineUnavailable, TelephonyTTSErr
 
 _log = logs.get(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Check = Callable[[Context], Awaitable[None]]
+Check = Callable[[Any], Awaitable[None]]
 Work = Callable[[Mapping[str, Any], bytes], Awaitable[bytes]]
 
 
@@ -92,8 +91,8 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
     }
 
 
-def _handler(name: str, work: Work, check: Check) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-    async def answer(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+def _handler(name: str, work: Work, check: Check) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         await check(context)
         whole = bytearray()
         async for piece in requests:

@@ -94,7 +94,9 @@ def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayClust
 def test_calls_go_on_while_the_head_is_away_and_a_new_head_is_found(cluster: RayCluster) -> None:
     """The last test of this file: it kills the head."""
     long = " ".join([TEXT] * 5)
-    settings = ("engines.ray.engine=fake", "engines.ray.app=headless", "engines.ray.replicas=2", "engines.ray.cpus=2", *SLOW)
+    # Two CPUs: the head has one.
+    settings = ("engines.ray.engine=fake", "engines.ray.app=headless", "engines.ray.replicas=2", "engines.ray.cpus=2",
+                *SLOW)  # fmt: skip
     up = cluster.run("up", *settings)
     assert up.returncode == 0, (up.stdout, up.stderr)
 
