@@ -154,7 +154,7 @@ class RaySettings:
     max_replicas: Annotated[int | None, Between(1, 10_000)] = None
     cpus: Annotated[float, Between(0, 1024)] = 1.0
     gpus: Annotated[float, Between(0, 64)] = 0.0
-    target_load: Annotated[float, Between(0.05, 1)] = 0.7
+    target_load: Annotated[float, Between(0.05, 1)] = 0.45
     replica_utterances: Annotated[int, Between(1, 10_000)] = 16
     upscale_delay_s: Annotated[float, Between(0, 3_600)] = 2.0
     downscale_delay_s: Annotated[float, Between(0, 86_400)] = 600.0
