@@ -4,7 +4,7 @@
 #   docker/try_ray.sh telephony-tts-cpu:0.1.0 [PORT]            needs root and buildah; STORAGE_DRIVER=vfs by default
 set -eu
 image=$1
-port=${2:-16379}
+port=${2:-26379}
 storage="--storage-driver ${STORAGE_DRIVER:-vfs}"
 container=$(buildah $storage from --pull-never "$image")
 log=$(mktemp)
@@ -15,7 +15,7 @@ node=
 finish() {
   # The processes that listen or connect to this port, and no others: chroot shares the machine's processes.
   for each in /proc/[0-9]*; do
-    if tr '\0' ' ' <"$each/cmdline" 2>/dev/null | grep -q "[:= ]$port\b"; then kill "${each#/proc/}" 2>/dev/null || true; fi
+    if [ "${each#/proc/}" != $$ ] && tr '\0' ' ' <"$each/cmdline" 2>/dev/null | grep -q "[:= ]$port\b"; then kill "${each#/proc/}" 2>/dev/null || true; fi
   done
   wait "$head" $node || true
   buildah $storage rm "$container" >/dev/null
