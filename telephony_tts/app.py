@@ -30,6 +30,7 @@ from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
+from telephony_tts.engines.remote.tls import TlsKeys, read_tls
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
 from telephony_tts.fronts.front import Front
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
     from telephony_tts.engines.ray.engine import RayEngine
     from telephony_tts.engines.remote.client import RemoteEngine
+    from telephony_tts.engines.remote.voice_client import RemoteVoices
 
 _log = logs.get(__name__)
 
@@ -192,7 +194,14 @@ def remote_engine(config: Config) -> RemoteEngine:
         start_timeout_s=settings.start_timeout_s,
         wait_ready_s=engines.restart_wait_s,
         first_audio_timeout_ms=engines.first_audio_timeout_ms,
+        tls=engine_tls(config),
     )
+
+
+def engine_tls(config: Config) -> TlsKeys | None:
+    """What encrypts the connection to engine servers, or of one. Raises ConfigError."""
+    files = config.engines.remote.tls
+    return read_tls(files.ca, files.cert, files.key)
 
 
 def ray_engine(config: Config) -> RayEngine:
@@ -315,25 +324,46 @@ def voice_directory(config: Config) -> Path | None:
 
 def voice_service(
     config: Config, catalog: Catalog, shared: Mapping[str, str] = MappingProxyType({})
-) -> VoiceService | None:
-    """What adds and removes voices while the server runs. None without CosyVoice2. `shared`: see `build_catalog`."""
+) -> VoiceService | RemoteVoices | None:
+    """What adds and removes voices while the server runs. None without CosyVoice2, here or at engine servers. `shared`:
+    see `build_catalog`."""
     directory, settings = voice_directory(config), config.engines.cosyvoice2
+    bare = [engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines]
     if directory is None or settings.model is None:
-        return None
-    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+        return _remote_voices(bare)
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 
-    made_by = f"telephony-tts {version()}"
-    bare = [engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines]
     if "cosyvoice2" in shared:
+        made_by = f"telephony-tts {version()}"
         voices = SharedVoices(cast(HasVoices, next(engine for engine in bare if engine.name == "cosyvoice2")))
         return VoiceService(
             voices, Path(settings.model), directory, spoken, n_prompts=settings.prompts, made_by=made_by,
             until_known=voices.until_known,
         )  # fmt: skip
-    engine = next((engine for engine in bare if isinstance(engine, CosyVoice2Engine)), None)
-    if engine is None:
+    return next((service for each in bare if (service := engine_voices(config, each)) is not None), None)
+
+
+def _remote_voices(engines: Sequence[Engine]) -> RemoteVoices | None:
+    """The voices of engine servers. None if all engines are in this process."""
+    if not any(engine.name in ("remote", "ray") for engine in engines):
         return None
+    from telephony_tts.engines.remote.client import RemoteEngine
+    from telephony_tts.engines.remote.voice_client import RemoteVoices
+
+    return next((RemoteVoices(engine) for engine in engines if isinstance(engine, RemoteEngine)), None)
+
+
+def engine_voices(config: Config, engine: Engine) -> VoiceService | None:
+    """What adds and removes the voices of an engine in this process. None if it is not CosyVoice2."""
+    directory, settings = voice_directory(config), config.engines.cosyvoice2
+    if directory is None or settings.model is None or engine.name != "cosyvoice2":
+        return None
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+    from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+
+    if not isinstance(engine, CosyVoice2Engine):
+        return None
+    made_by = f"telephony-tts {version()}"
     return VoiceService(engine, Path(settings.model), directory, spoken, n_prompts=settings.prompts, made_by=made_by)
 
 

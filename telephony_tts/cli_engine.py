@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   TELEPHONY_TTS_ENGINE_TOKEN="$(cat token)" telephony-tts engine serve --config engine.yaml --listen 10.0.0.5:8090
 
 It serves the engine engines.default. A front uses it with engines.default: remote and engines.remote.target: ADDRESS.
+On other machines both sides need the same engines.remote.token; engines.remote.tls encrypts the connection.
 SIGTERM drains it: what it speaks is finished, for up to server.drain_s, and new sentences go to other replicas.
 """
 DEFAULT_ADDRESS = "127.0.0.1:8090"
@@ -61,12 +62,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 async def _run(settings: Config, engine: Engine, listen: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal does not wait."""
     from telephony_tts import event_loop
-    from telephony_tts.app import unless_stopped
+    from telephony_tts.app import engine_tls, engine_voices, unless_stopped
     from telephony_tts.engines.remote.addresses import parse_address
     from telephony_tts.engines.remote.server import EngineServer
 
     address = parse_address(listen)
-    server = EngineServer(engine, token=settings.engines.remote.token)
+    voices = engine_voices(settings, engine)
+    server = EngineServer(engine, token=settings.engines.remote.token, tls=engine_tls(settings), voices=voices)
     at_once = asyncio.Event()
     with event_loop.stop_signals(at_once.set) as stop:
         try:
@@ -82,6 +84,8 @@ async def _run(settings: Config, engine: Engine, listen: str) -> None:
             try:
                 await server.close()
             finally:
+                if voices is not None:
+                    await voices.close()
                 await engine.close()
 
 

@@ -42,13 +42,15 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 async def _ask(settings: Config, listed: str | None, within_s: float) -> int:
+    from telephony_tts.app import engine_tls
     from telephony_tts.engines.remote.addresses import parse_addresses
     from telephony_tts.engines.remote.client import RemoteEngine
 
     if listed is None:
         raise ConfigError("no address; give one such as 10.0.0.5:8090, or set engines.remote.target")
     targets = [str(address) for address in parse_addresses(listed)]
-    engine = RemoteEngine("remote", targets, token=settings.engines.remote.token, start_timeout_s=within_s)
+    token, tls = settings.engines.remote.token, engine_tls(settings)
+    engine = RemoteEngine("remote", targets, token=token, start_timeout_s=within_s, tls=tls)
     await engine.start()
     try:
         stats = engine.stats()

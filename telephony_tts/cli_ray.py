@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.cli_settings import config_flags, load
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ EXAMPLES = """examples:
 The section engines.ray says where the cluster is, which engine the replicas run and how many there are.
 """
 ANSWER_S = 10.0
+TELL_S = 15.0
+"""While replicas start, a line says so often what they wait for."""
 
 Command = Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 
@@ -40,6 +44,11 @@ def add_ray(command: Command) -> None:
             name, help=help_text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         config_flags(action)
+        if name == "up":
+            action.add_argument(
+                "--within-s", type=float, default=600.0, metavar="N",
+                help="exit with status 1 if not all replicas run after so many seconds (default 600)",
+            )  # fmt: skip
         action.set_defaults(run=run)
 
 
@@ -51,11 +60,48 @@ def _up(arguments: argparse.Namespace) -> int:
 
         chosen = settings.engines.ray
         directory(chosen.app)
-        try:
-            serve.run(build({"settings": settings}), name=chosen.app, route_prefix=None)
-        except RuntimeError as error:
-            raise EngineUnavailable(f"the replicas did not start: {_first_line(error)}") from error
+        target = serve.RunTarget(build({"settings": settings}), chosen.app, None)
+        serve.run_many([target], wait_for_applications_running=False)
+        _wait_until_running(chosen, arguments.within_s)
         return _print_status(chosen)
+
+
+def _wait_until_running(chosen: RaySettings, within_s: float) -> None:
+    """Wait for the replicas, and say now and then what is missing. Raises EngineUnavailable."""
+    from ray import serve
+
+    begun_ns, pause = monotonic_ns(), threading.Event()
+    tell_s = TELL_S
+    while True:
+        waited_s = (monotonic_ns() - begun_ns) / NS_PER_S
+        found = serve.status().applications[chosen.app]
+        if found.status.value == "RUNNING":
+            return
+        if found.status.value == "DEPLOY_FAILED":
+            raise EngineUnavailable(f"the replicas did not start: {_first_line(found.message)}")
+        missing = _missing(chosen)
+        if waited_s >= within_s:
+            raise EngineUnavailable(
+                f"not all replicas run after {within_s:g} s{missing}. They are started as soon as they can be; see "
+                "telephony-tts ray status, or stop them: telephony-tts ray down"
+            )
+        if waited_s >= tell_s:
+            tell_s += TELL_S
+            print(f"{chosen.app}: waiting for replicas{missing}", flush=True)
+        pause.wait(0.5)
+
+
+def _missing(chosen: RaySettings) -> str:
+    """What the cluster lacks for one more replica, as the end of a sentence."""
+    import ray
+
+    free, whole = ray.available_resources(), ray.cluster_resources()
+    lacks = [
+        f"a replica needs {wanted:g} {name}, and {free.get(name, 0.0):g} of {whole.get(name, 0.0):g} are free"
+        for name, wanted in (("GPU", chosen.gpus), ("CPU", chosen.cpus))
+        if wanted > free.get(name, 0.0)
+    ]
+    return "".join(f": {each}" for each in lacks[:1])
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -134,6 +180,6 @@ def _print_status(chosen: RaySettings) -> int:
     return 0 if replicas else 1
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: BaseException | str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:400] or type(error).__name__

@@ -36,6 +36,10 @@ from telephony_tts.transport.settings import (
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
+RAY_ADDRESS = Spelt(
+    r"auto|(ray://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}",
+    "auto for the Ray cluster of this machine, HOST:PORT of its head such as 10.0.0.2:6379, or ray://HOST:10001",
+)
 LOCAL_ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 ENGINES = (*LOCAL_ENGINES, "remote", "ray")
 
@@ -92,12 +96,27 @@ class CosyVoice2Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTlsFiles:
+    """PEM files for TLS between a front and an engine server. `ca` signed the other side's certificate; `cert` and
+    `key` are this side's own. A front needs `ca`, an engine server `cert` and `key`."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.cert is None) != (self.key is None):
+            yield f"{'cert' if self.cert is None else 'key'}: missing; a certificate and its key go together"
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target`
     it is off. Several targets, separated by commas, are replicas of one engine."""
 
     target: str | None = None
     token: str | None = field(default=None, repr=False)
+    tls: EngineTlsFiles = field(default_factory=EngineTlsFiles)
     start_timeout_s: Annotated[float, Between(0.1, 3_600)] = 60.0
 
     def conflicts(self) -> Iterator[str]:
@@ -110,11 +129,10 @@ class RemoteSettings:
             return
         for address in addresses:
             if not address.is_local and self.token is None:
-                yield (
-                    f"token: missing; {address} is on another machine. Set the same token there and here, and keep the "
-                    "network private: the connection is not encrypted"
-                )
-                return
+                yield f"token: missing; {address} is on another machine. Set the same token there and here"
+                break
+        if self.tls.cert is not None and self.tls.ca is None:
+            yield "tls.ca: missing; without it a front cannot know the engine server by its certificate"
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -127,7 +145,7 @@ class RaySettings:
     """An engine whose replicas Ray Serve runs. Without `address` it is off. `engine` and what follows are for
     `telephony-tts ray up`; without `max_replicas` the number of replicas is fixed."""
 
-    address: str | None = None
+    address: Annotated[str | None, RAY_ADDRESS] = None
     app: Annotated[str, Spelt(r"[A-Za-z0-9_-]{1,60}", "letters, digits, - and _")] = "telephony-tts"
     model: str | None = None
     start_timeout_s: Annotated[float, Between(0.1, 3_600)] = 120.0
@@ -136,7 +154,7 @@ class RaySettings:
     max_replicas: Annotated[int | None, Between(1, 10_000)] = None
     cpus: Annotated[float, Between(0, 1024)] = 1.0
     gpus: Annotated[float, Between(0, 64)] = 0.0
-    target_load: Annotated[float, Between(0.05, 1)] = 0.7
+    target_load: Annotated[float, Between(0.05, 1)] = 0.45
     replica_utterances: Annotated[int, Between(1, 10_000)] = 16
     upscale_delay_s: Annotated[float, Between(0, 3_600)] = 2.0
     downscale_delay_s: Annotated[float, Between(0, 86_400)] = 600.0
@@ -272,6 +290,9 @@ _PATHS = (
     "server.tls.key",
     "server.tls.passphrase_file",
     "server.runtime_folder",
+    "engines.remote.tls.ca",
+    "engines.remote.tls.cert",
+    "engines.remote.tls.key",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
     "phrases.folder",
@@ -308,10 +329,17 @@ def load(
     put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
-    tls = server.tls
-    for name, file in (("cert", tls.cert), ("key", tls.key), ("passphrase_file", tls.passphrase_file)):
+    tls, engine_tls = server.tls, config.engines.remote.tls
+    for name, file in (
+        ("server.tls.cert", tls.cert),
+        ("server.tls.key", tls.key),
+        ("server.tls.passphrase_file", tls.passphrase_file),
+        ("engines.remote.tls.ca", engine_tls.ca),
+        ("engines.remote.tls.cert", engine_tls.cert),
+        ("engines.remote.tls.key", engine_tls.key),
+    ):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
-            problems.append(f"server.tls.{name}: cannot read {file}")
+            problems.append(f"{name}: cannot read {file}")
     if server.runtime_folder is not None and not os.path.isdir(server.runtime_folder):
         problems.append(f"server.runtime_folder: no folder {server.runtime_folder}")
     if config.sounds.folder is not None and not os.path.isdir(config.sounds.folder):

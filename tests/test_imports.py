@@ -77,11 +77,14 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.remote.client": row("errors clock logs"),
     "telephony_tts.engines.remote.connection": row("errors clock logs", "grpc"),
     "telephony_tts.engines.remote.server": row("errors clock logs", "grpc"),
+    "telephony_tts.engines.remote.voice_server": row("errors logs", "grpc"),
+    "telephony_tts.engines.remote.voice_client": row("errors", "grpc"),
+    "telephony_tts.engines.remote.tls": row("errors", not_stdlib=TASKS),
     # Ray is in two programs of their own: the replica and the watcher. A front imports none of them.
     "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
     "telephony_tts.engines.ray.engine": row("errors clock logs"),
     "telephony_tts.engines.ray.reach": row(),
-    "telephony_tts.engines.ray.watcher": row(outside="ray"),
+    "telephony_tts.engines.ray.watcher": row("clock", "ray"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),

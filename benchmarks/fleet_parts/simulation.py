@@ -66,7 +66,7 @@ class Scaling:
     are those of `engines.ray`.
     """
 
-    target: float = 0.7
+    target: float = 0.45
     least: int = 1
     most: int = 1000
     every_s: float = 1.0

@@ -20,7 +20,7 @@ from telephony_tts.fronts.spreading import better_front
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
 
 _log = logs.get(__name__)
-KEEP_EVERY_S = 5.0
+KEEP_EVERY_S = 1.0
 """How often a front writes its metrics down, if nobody scrapes them: a front that is killed loses no more than this."""
 _MOST_NONCES = 65_536
 """Of all fronts together."""

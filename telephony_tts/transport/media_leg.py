@@ -8,6 +8,7 @@ from typing import Protocol
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.errors import Busy
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
@@ -94,7 +95,13 @@ async def serve_media(
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
         call = new_call(speech, catalog, leg.kind, settings.find_sound)
-        await registry.start(call)
+        try:
+            await registry.start(call)
+        except Busy as busy:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.warning("refused", call=start.call, reason="busy", leg="media", why=busy.message)
+            await leg.refuse(1013, busy.message)
+            return
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)

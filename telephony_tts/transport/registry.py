@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from telephony_tts.errors import Busy
 from telephony_tts.recording.live import Recordings
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
@@ -32,6 +33,10 @@ class Registry:
         """The other processes of this server."""
         self.move: Callable[[DirectConnection, str], Awaitable[None]] | None = None
         """Moves a connection to another front. Raises ClaimFailed if it cannot be moved."""
+        self.max_calls: int | None = None
+        """The limit of `n_calls_of_all`."""
+        self.max_requests: int | None = None
+        """The limit of `n_requests_of_all`."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the numbers of calls have changed, which other processes must know."""
         self._n_arriving = 0
@@ -127,26 +132,46 @@ class Registry:
         return owner
 
     async def start(self, call: Call) -> None:
-        """Start the call. Legs can join at once, so another leg may have joined when this returns."""
+        """Start the call. Legs can join at once, so another leg may have joined when this returns. Raises what `begin`
+        raises."""
         self.begin(call)
         await call.started.wait()
 
     def begin(self, call: Call) -> None:
         """The same without waiting: the call runs in the loop's next round, and does then what its legs asked for.
 
-        Raises ClaimFailed if another process of this server has the call."""
+        Raises Busy if there are as many calls as there may be: a handshake is admitted before its call begins, and
+        others may have begun meanwhile. Raises ClaimFailed if another process of this server has the call."""
         assert self.group is not None and self.find(call.id) is None
         if self.fronts is not None:
             self._own(call, self.fronts)
         self._calls[call.id] = call
         self._alive.add(call)
+        # Told before the others are read. So of two processes that begin a call at the same moment, at least one sees
+        # both calls, and the limit holds exactly. It may happen that both see them and refuse.
+        self.changed()
+        self._check_limit(call)
         self._empty.clear()
         if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
             call.recordings = self.recordings
             if self.recordings.settings.calls == "all":
                 call.record("start")
         self.group.create_task(self._run(call), name=f"call {call.id}")
+
+    def _check_limit(self, call: Call) -> None:
+        """Raises Busy, without the call, if it is one too many."""
+        if call.kind == "http":
+            n, most, what = self.n_requests_of_all, self.max_requests, "HTTP requests are being spoken"
+        else:
+            n, most, what = self.n_calls_of_all, self.max_calls, "calls are live"
+        if most is None or n <= most:
+            return
+        del self._calls[call.id]
+        self._alive.discard(call)
+        if call.on_over is not None:
+            call.on_over()
         self.changed()
+        raise Busy(f"{most} {what}, which is the limit", retry_after_ms=5_000)
 
     def _own(self, call: Call, fronts: Fronts) -> None:
         """Claim the call's id until the call is over. A connection of the call has claimed it before; an HTTP request

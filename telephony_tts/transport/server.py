@@ -97,6 +97,8 @@ class Server:
         """WebSocket connections, which are counted for other fronts only."""
         self._relays: set[Relay] = set()
         """TLS connections whose calls other fronts have."""
+        self.registry.max_calls = settings.limits.calls
+        self.registry.max_requests = settings.vendors.http_streams
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.outside_calls()
         self.outside_log = self._outside_log = _log.limited(self._limit)

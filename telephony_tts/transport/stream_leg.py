@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.errors import Busy
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.sound_source import FindSound
@@ -56,7 +57,13 @@ async def serve_stream(
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
         call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream", settings.find_sound)
         mine: Call | None = call
-        await registry.start(call)
+        try:
+            await registry.start(call)
+        except Busy as busy:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.warning("refused", call=call_id, reason="busy", leg="bot", why=busy.message)
+            connection.end(1013, busy.message)
+            return
     else:
         mine = None
     if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):

@@ -18,7 +18,7 @@ from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
@@ -198,7 +198,13 @@ async def serve_vendor(
             )  # fmt: skip
         call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
         is_mine = True
-        await registry.start(call)
+        try:
+            await registry.start(call)
+        except Busy as busy:
+            metrics.REFUSED.labels(reason="busy").inc()
+            connection.log.warning("refused", call=call_id, reason="busy", leg="bot", why=busy.message)
+            connection.end(1013, busy.message)
+            return
     if call.bot is not None or (call.kind == "stream" and not is_mine):  # another bot may have been quicker
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.end(4409, f"call {call_id} already has a bot")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from deploy_tools import ROOT, read_settings
+from deploy_tools import ROOT, read_settings, tools
 
 from sip_bridge import config as bridge_config
 from telephony_tts import config
@@ -119,3 +127,72 @@ def test_prometheus_reads_services_that_are_there_and_grafana_its_dashboard() ->
 def test_our_own_services_have_no_privileges(service: str) -> None:
     given = SERVICES[service]
     assert given["read_only"] is True and given["cap_drop"] == ["ALL"] and given["tmpfs"]
+
+
+@pytest.mark.slow
+def test_the_file_is_right_by_the_schema_of_compose(tmp_path: Path) -> None:
+    """The schema of the Compose Specification, which `docker compose` checks too."""
+    check = [str(tools() / "bin" / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec"]
+    right = subprocess.run([*check, str(FILE)], capture_output=True, text=True, timeout=60)
+    assert right.returncode == 0, right.stdout
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(FILE.read_text(encoding="utf-8").replace("stop_grace_period", "stop_grace_perod"))
+    assert subprocess.run([*check, str(wrong)], capture_output=True, text=True, timeout=60).returncode == 1
+
+
+@pytest.mark.slow
+def test_the_shape_with_an_engine_speaks_when_its_commands_run_here(tmp_path: Path) -> None:
+    """The commands, configurations and variables of the two services, without containers: names of hosts are replaced,
+    and paths of the images by those of the files that are mounted there."""
+    token = {"TELEPHONY_TTS_TOKENS": "a-token"}
+    listen = f"127.0.0.1:{free_port()}"
+    engine = service_here("engine", {"0.0.0.0:8090": listen}, token)
+    command = ["serve", "--config", str(FILE.parent / "compose" / "engine.yaml"), "--host", "127.0.0.1", "--port", "0",
+               "--set", f"engines.remote.target={listen}"]  # fmt: skip
+    given = {"TELEPHONY_TTS_ENGINE_TOKEN": "a-token", **token}
+    with running(engine, given) as first:
+        assert "engine hibari" in first.stdout.readline()
+        health = SERVICES["engine"]["healthcheck"]["test"]
+        words = [each.replace("127.0.0.1:8090", listen) for each in health[2:]]
+        asked = [sys.executable, "-m", "telephony_tts.cli", *words]
+        checked = subprocess.run(asked, capture_output=True, text=True, timeout=60, env={**os.environ, **given})
+        assert checked.returncode == 0 and checked.stdout.startswith("ready:"), checked.stderr
+        with running([sys.executable, "-m", "telephony_tts.cli", *command], given) as server:
+            (port,) = re.findall(r":(\d+)", next(line for line in server.stdout if "is ready at" in line))
+            body = json.dumps({"model": "x", "voice": "alloy", "input": "Hello.", "response_format": "pcm"}).encode()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/audio/speech", body,
+                {"Content-Type": "application/json", "Authorization": "Bearer a-token"},
+            )  # fmt: skip
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert len(answer.read()) > 10_000
+
+
+def service_here(service: str, instead: dict[str, str], environment: dict[str, str]) -> list[str]:
+    """The command of a service, for this machine. Its variables must be those of `environment`."""
+    named = {name: re.sub(r"\$\{(\w+)(:[^}]*)?\}", lambda m: environment[m[1]], value)
+             for name, value in SERVICES[service]["environment"].items()}  # fmt: skip
+    assert set(named.values()) == set(environment.values())
+    files = {target: str(FILE.parent / source) for source, target in mounts(service)}
+    words = [files.get(word, instead.get(word, word)) for word in SERVICES[service]["command"]]
+    return [sys.executable, "-m", "telephony_tts.cli", *words]
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[Any]:
+    """A process that must end with 0 at SIGTERM."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment}
+    )
+    try:
+        yield process
+        process.terminate()
+        assert process.wait(40) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -463,6 +464,33 @@ def test_the_two_legs_of_many_calls_come_at_the_same_instant(server: FrontServer
     assert sum(by_front.values()) == 40, "each call has begun once"
     assert min(by_front.get(0, 0), by_front.get(1, 0)) >= 8, f"both fronts have calls: {by_front}"
     assert server.claims == []
+
+
+# ------------------------------------------------------------------ whichever front answers
+
+
+def test_readiness_is_that_of_the_address(server: FrontServer) -> None:
+    for front in (0, 1):
+        with server.stopped(front):
+            for path in ("readyz", "healthz"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}", timeout=5) as answer:
+                    assert answer.status == 200
+
+
+def test_speech_over_http_is_the_same_from_each_front(server: FrontServer) -> None:
+    voices, speech = [], []
+    for front in (0, 1):
+        with server.stopped(front):
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v1/voices", timeout=5) as answer:
+                voices.append(json.load(answer))
+            body = json.dumps({"input": SENTENCE, "voice": "tone", "model": "x", "response_format": "pcm"}).encode()
+            asked = urllib.request.Request(
+                f"http://127.0.0.1:{server.port}/v1/audio/speech", body, {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                speech.append(answer.read())
+    assert voices[0] == voices[1] and voices[0]["voices"]
+    assert speech[0] == speech[1] and len(speech[0]) > 50_000
 
 
 def test_nothing_went_wrong_meanwhile(server: FrontServer) -> None:

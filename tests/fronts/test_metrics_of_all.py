@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from telephony_tts.fronts.front import Front
+from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.metrics_folder import add_ended, keep, with_ended
 from telephony_tts.fronts.metrics_of_all import Families, added, packed, page, snapshot, unpacked
+from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.metrics import LoopHistogram
 
 
@@ -148,3 +156,27 @@ def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     add_ended(tmp_path, "1.1")
     add_ended(tmp_path, "9.9")
     assert turns(tmp_path) == 3
+
+
+@pytest.mark.slow
+def test_a_full_folder_costs_the_kept_metrics_and_not_the_page(
+    short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The front says so and answers all the same."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", short], capture_output=True).returncode:
+        pytest.skip("only root can make a file system that is full")
+    try:
+        folder = RuntimeFolder.make(str(short))
+        loads = Loads(folder.loads, 1, create=True)
+        front = Front(folder, loads, 0, 1)
+        with (folder.path / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        page, _ = asyncio.run(front.metrics(lambda: None))
+        assert b"telephony_tts_fronts" in page
+        (line,) = [record for record in caplog.records if record.message == "metrics_not_kept"]
+        assert os.strerror(errno.ENOSPC) in str(line.__dict__)
+        loads.close()
+        folder.close()
+    finally:
+        subprocess.run(["umount", short], check=True)

@@ -8,7 +8,6 @@ import os
 import signal
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from front_server import FrontServer, front_server
 from rig import Bot, run, until
 from test_front_faults import serve
 from test_http_voices import GOOD
+from voice_form import voice_form
 from websockets.asyncio.client import connect
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -82,14 +82,7 @@ def test_one_engine_speaks_for_all_fronts(server: FrontServer) -> None:
 
 
 def test_a_voice_that_comes_through_one_front_speaks_on_both(server: FrontServer) -> None:
-    boundary = uuid.uuid4().hex
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in (("name", "anna"), ("text", "Thank you for calling."))
-    ]
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="audio"; filename="a.wav"\r\n\r\n'.encode()
-    body = b"".join([*parts, head, GOOD, f"\r\n--{boundary}--\r\n".encode()])
-    form = f"multipart/form-data; boundary={boundary}"
+    form, body = voice_form({"name": "anna", "text": "Thank you for calling."}, GOOD)
     made = json.loads(request(server, "/v1/voices", body, "POST", Content_Type=form))
     assert made["name"] == "anna" and made["removable"]
     for front in (0, 1):

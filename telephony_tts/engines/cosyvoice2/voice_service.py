@@ -136,6 +136,19 @@ class VoiceService:
         tell(QUEUED)
         return await self._to_end(make())
 
+    async def stored(self, name: str) -> bytes:
+        """The file of a stored voice, for `store` of another service. Raises UnknownVoice."""
+        try:
+            return await asyncio.to_thread(self._folder.path(name).read_bytes)
+        except OSError as error:
+            raise UnknownVoice(f"there is no voice {name!r}: {error.strerror or error}") from error
+
+    async def store(self, name: str, file: bytes) -> None:
+        """Store a voice that another service made, in place of one of the same name. The engine judges the file: one
+        that it cannot read is no voice. Raises ConfigError, and EngineError if the engine is starting again."""
+        await asyncio.to_thread(self._folder.put, name, file)
+        await self._engine.read_voices()
+
     async def remove(self, name: str) -> None:
         """Remove a stored voice; what speaks with it speaks on. Raises UnknownVoice, and ConfigError (`voice_fixed`)
         for a voice of the model."""

@@ -30,6 +30,8 @@ _log = logs.get(__name__)
 DEPLOYMENT = "EngineReplica"
 UNHEALTHY_AFTER = 3
 """Serve replaces a replica after so many failed checks in a row."""
+ANSWER_S = 5.0
+"""The directory answers within this time, or is looked for again."""
 
 
 class ReplicaDirectory:
@@ -86,7 +88,8 @@ class EngineReplica:
         own = replace(settings, engines=replace(settings.engines, default=ray_settings.engine))
         self._engine = app.served_engine(own)
         token = secrets.token_hex(32)
-        self._server = EngineServer(self._engine, token=token)
+        self._voices = app.engine_voices(own, self._engine)
+        self._server = EngineServer(self._engine, token=token, voices=self._voices)
         await self._engine.start()
         address = await self._server.listen(EngineAddress(host=ray.util.get_node_ip_address(), port=0))
         self._server.engine_is_loaded()
@@ -103,12 +106,30 @@ class EngineReplica:
         return f"{engine.name} {version or ''}".strip()
 
     async def _announce(self) -> None:
+        """Tell the directory every second that the replica is there.
+
+        While the cluster's head is away, a question for the directory has no answer for a minute. It waits in a thread:
+        this loop has the audio.
+        """
+        known: Any = None
+        is_told = True
         while True:
             try:
-                await directory(self._settings.app).announce.remote(self._entry.plain())
-            except Exception:
-                _log.exception("replica_not_announced", replica=self._id)
+                if known is None:
+                    known = await asyncio.to_thread(directory, self._settings.app)
+                async with asyncio.timeout(ANSWER_S):
+                    await known.announce.remote(self._entry.plain())
+                is_told = True
+            except Exception as error:
+                known = None
+                if is_told:
+                    _log.warning("replica_not_announced", replica=self._id, why=str(error) or type(error).__name__)
+                is_told = False
             await asyncio.sleep(ANNOUNCE_S)
+
+    async def _leave(self) -> None:
+        known = await asyncio.to_thread(directory, self._settings.app)
+        await known.leave.remote(self._id)
 
     async def check_health(self) -> None:
         """Serve calls it. Raises if the engine takes no utterances: then Serve replaces the replica."""
@@ -132,11 +153,14 @@ class EngineReplica:
         if hasattr(self, "_announcing"):
             self._announcing.cancel()
         try:
-            await directory(self._settings.app).leave.remote(self._id)
+            async with asyncio.timeout(ANSWER_S):
+                await self._leave()
         except Exception:
             _log.exception("replica_not_removed", replica=self._id)
         await server.drain(self._drain_s)
         await server.close()
+        if self._voices is not None:
+            await self._voices.close()
         await self._engine.close()
 
 

@@ -13,9 +13,7 @@ import sys
 import threading
 from typing import Any
 
-import ray
-import ray.exceptions
-
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.ray.reach import check_reachable
 from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
 
@@ -23,25 +21,59 @@ POLL_S = 2.0
 """A question waits so long for a change."""
 ANSWER_S = 10.0
 PAUSE_S = 0.5
+SILENT_S = 15
+"""Without an answer for so long this process ends, and the front starts another one: a connection to a head that died
+does not reach the next head."""
+UNKNOWN_S = 60
+"""The same while the cluster answers that it has no such application: it may be the answer of another cluster."""
+
+
+class _Progress:
+    """When this process must end."""
+
+    def __init__(self) -> None:
+        self._end_ns = 0
+        self.until(UNKNOWN_S)
+
+    def until(self, seconds: int) -> None:
+        self._end_ns = monotonic_ns() + seconds * NS_PER_S
+
+    def end_in_time(self) -> None:
+        """Run this in a thread: Ray may wait in its own code."""
+        pause = threading.Event()
+        while monotonic_ns() < self._end_ns:
+            pause.wait(PAUSE_S)
+        _say(problem="the Ray cluster does not answer; connecting anew")
+        os._exit(1)
 
 
 def main() -> None:
     """The arguments: the address of the cluster, and the application's name."""
     address, app = sys.argv[1], sys.argv[2]
-    threading.Thread(target=_end_with_the_front, daemon=True).start()
+    progress = _Progress()
+    for work in (_end_with_the_front, progress.end_in_time):
+        threading.Thread(target=work, daemon=True).start()
     try:
+        # Before Ray is imported, which takes a second of computing: a head that is away is looked for often.
         check_reachable(address)
+        import ray
+
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         _say(problem=f"the Ray cluster at {address} cannot be used: {_first_lines(error)}")
         os._exit(1)
-    _watch(app)
+    try:
+        _watch(ray, app, progress)
+    except Exception as error:  # a connection by ray:// that was lost raises ConnectionError, and cannot be used again
+        _say(problem=f"the Ray cluster at {address} was lost: {_first_lines(error)}")
+        os._exit(1)
 
 
-def _watch(app: str) -> None:
+def _watch(ray: Any, app: str, progress: _Progress) -> None:
     pause = threading.Event()
     version: int | None = None
     directory: Any = None
+    progress.until(UNKNOWN_S)
     while True:
         try:
             if directory is None:
@@ -50,6 +82,7 @@ def _watch(app: str) -> None:
             if answer is not None:
                 version, replicas = answer
                 _say(replicas=replicas)
+            progress.until(SILENT_S)
             continue
         except ValueError:
             _say(problem=f"no application {app!r} runs on this Ray cluster; start it: telephony-tts ray up")

@@ -17,6 +17,7 @@ from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.remote.connection import EngineConnection, RemoteSpeech
 from telephony_tts.engines.remote.routing import choose, total_load
+from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.words import LANGUAGE_OF_SCRIPT, LATIN, scripts
 from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
@@ -34,7 +35,8 @@ class RemoteEngine:
 
     `start_timeout_s`: `start` waits so long for the first replica. `wait_ready_s`: a sentence waits so long while no
     replica is ready. `first_audio_timeout_ms`: a replica that gives no audio for so long is late. `lost_with_peers_ms`:
-    a replica that says nothing at all for so long is given up, if there are others.
+    a replica that says nothing at all for so long is given up, if there are others. `tls`: None connects without
+    encryption.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class RemoteEngine:
         wait_ready_s: float = 10.0,
         first_audio_timeout_ms: int = 1_500,
         lost_with_peers_ms: int = 1_500,
+        tls: TlsKeys | None = None,
     ) -> None:
         self.name = name
+        self._tls = tls
         self._targets: Mapping[str, str | None] = dict.fromkeys(targets, token)
         """The token of each."""
         self._start_timeout_s = start_timeout_s
@@ -90,8 +94,9 @@ class RemoteEngine:
         for target, token in self._targets.items():
             if target not in self._tasks:
                 connection = EngineConnection(
-                    target, self.name, token, self._replica_changed, self._versions_of, self._lost_with_peers_ns
-                )
+                    target, self.name, token, self._replica_changed, self._versions_of, self._lost_with_peers_ns,
+                    self._tls,
+                )  # fmt: skip
                 self._connections[target] = connection
                 self._tasks[target] = asyncio.create_task(connection.run(), name=f"{self.name} {target}")
         for connection in self._connections.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -51,6 +52,7 @@ from telephony_tts.engines.remote.outgoing import OutgoingFrames
 from telephony_tts.engines.remote.pieces import MOST_NS, duration_ns
 from telephony_tts.engines.remote.routing import ReplicaState
 from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
+from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.errors import EngineError, ReplicaLost, TelephonyTTSError
 
 _log = logs.get(__name__)
@@ -77,6 +79,9 @@ _REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
+_HANDSHAKE, _WRONG_HOST = "handshake failed", "Hostname Verification Check failed"
+"""In what gRPC says of TLS that cannot begin."""
+_CLOSED = re.compile("[Cc]losed|[Rr]eset")
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -182,8 +187,11 @@ class EngineConnection:
         on_change: Callable[[], None],
         versions_of: Iterable[str],
         lost_with_peers_ns: int,
+        tls: TlsKeys | None = None,
     ) -> None:
         self.target = target
+        self._tls = None if tls is None or tls.ca is None or target.startswith("unix:") else tls
+        """A Unix socket needs none: only this machine reaches it."""
         self.problem = "it was not reached yet"
         """Why it is not ready, for messages."""
         self.is_refused = False
@@ -191,6 +199,8 @@ class EngineConnection:
         self.attached: Attached | None = None
         """What the server said when it accepted the connection; None while there is none."""
         self.voices: tuple[Voice, ...] = ()
+        self.removable: frozenset[str] = frozenset()
+        """Those of `voices` that can be removed."""
         self.is_leaving = False
         """It gets no new utterances."""
         self.has_peers = False
@@ -329,12 +339,33 @@ class EngineConnection:
 
     def _note(self, failure: Exception) -> None:
         """Say once why the server cannot be used."""
-        self.is_refused = isinstance(failure, grpc.aio.AioRpcError) and failure.code() in _REFUSALS
-        before, self.problem = self.problem, _what(failure)
+        self.is_refused = isinstance(failure, grpc.aio.AioRpcError) and (
+            failure.code() in _REFUSALS or any(each in str(failure.details()) for each in (_HANDSHAKE, _WRONG_HOST))
+        )
+        before, self.problem = self.problem, self._what(failure)
         if self.attached is not None or self.problem != before:
             _log.warning("engine_server_lost", engine=self._engine_name, target=self.target, why=self.problem)
         if not isinstance(failure, grpc.aio.AioRpcError | BadMessage | TimeoutError | OSError):
             _log.exception("engine_connection_crashed", engine=self._engine_name, target=self.target)
+
+    def _what(self, failure: Exception) -> str:
+        """The failure for an operator."""
+        if isinstance(failure, grpc.aio.AioRpcError):
+            if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return "another kind of server listens there"
+            told = str(failure.details() or failure.code().name).strip()
+            if _WRONG_HOST in told:
+                return f"its certificate is for another host than {self.target}; check engines.remote.tls there"
+            if _HANDSHAKE in told:
+                why = told.rpartition(_HANDSHAKE)[2].strip(": ")
+                return f"TLS cannot begin ({why}); check engines.remote.tls on both sides"
+            if failure.code() is grpc.StatusCode.UNAVAILABLE and self.attached is None and _CLOSED.search(told):
+                with_tls = "with TLS" if self._tls is not None else "without TLS"
+                return f"it closed the connection, which was made {with_tls}; check engines.remote.tls on both sides"
+            return told
+        if isinstance(failure, BadMessage):
+            return f"it sent what cannot be read: {failure}"
+        return str(failure) or ("it does not answer" if isinstance(failure, TimeoutError) else type(failure).__name__)
 
     def _disconnected(self, error: EngineError | None = None) -> None:
         self._out.close()
@@ -352,9 +383,8 @@ class EngineConnection:
 
     async def _connect(self) -> None:
         """Open the connection and use it until it ends. Raises what ended it."""
-        metadata = (("authorization", f"Bearer {self._token}"),) if self._token is not None else ()
-        async with grpc.aio.insecure_channel(self.target, options=OPTIONS) as channel:
-            call = channel.stream_stream(METHOD)(metadata=metadata)
+        async with self.channel() as channel:
+            call = channel.stream_stream(METHOD)(metadata=self.metadata)
             self._out = OutgoingFrames()
             self._silence = PeerSilence(monotonic_ns())
             self.send(Attach(PROTOCOL, f"{socket.gethostname()}:{os.getpid()}", WINDOW_MS))
@@ -384,6 +414,20 @@ class EngineConnection:
             failures.sort(key=lambda failure: not isinstance(failure, grpc.aio.AioRpcError | BadMessage))
             if failures:
                 raise failures[0]
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each gRPC call to the server brings."""
+        return (("authorization", f"Bearer {self._token}"),) if self._token is not None else ()
+
+    def channel(self) -> grpc.aio.Channel:
+        """A new gRPC channel to the server, which the caller closes."""
+        tls = self._tls
+        if tls is None:
+            return grpc.aio.insecure_channel(self.target, options=OPTIONS)
+        return grpc.aio.secure_channel(
+            self.target, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert), options=OPTIONS
+        )
 
     async def _read(self, call: Any) -> None:
         async with asyncio.timeout(CONNECT_S):
@@ -454,6 +498,7 @@ class EngineConnection:
             self._cost = stats.load / (n_utterances + 1)
         if status.voices is not None:
             self.voices = tuple(replace(voice, engine=self._engine_name) for voice in status.voices)
+            self.removable = frozenset(status.removable)
             self._found.clear()
         if not stats.is_ready:
             self.problem = "it is being stopped" if status.is_draining else "its engine is not ready"
@@ -465,14 +510,3 @@ class EngineConnection:
             self._on_change()
         elif not self._was_ready:
             self._on_change()
-
-
-def _what(failure: Exception) -> str:
-    """The failure for an operator."""
-    if isinstance(failure, grpc.aio.AioRpcError):
-        if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return "another kind of server listens there"
-        return str(failure.details() or failure.code().name).strip()
-    if isinstance(failure, BadMessage):
-        return f"it sent what cannot be read: {failure}"
-    return str(failure) or ("it does not answer" if isinstance(failure, TimeoutError) else type(failure).__name__)

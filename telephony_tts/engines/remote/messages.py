@@ -143,8 +143,9 @@ class EngineStatus:
     """The engine's state. `number`: that of the `KeepAlive` which this answers.
 
     `stats` counts the utterances of all clients. `n_yours` and `n_yours_waiting`: how many of them are this client's,
-    and how many of these have given no audio yet. `voices`: None if they are as in the last status. `recent_voices`:
-    those that spoke last, so that they are ready to speak.
+    and how many of these have given no audio yet. `voices`: None if they are as in the last status; `removable` comes
+    with them and names those that can be removed. `recent_voices`: those that spoke last, so that they are ready to
+    speak.
     """
 
     number: int
@@ -156,6 +157,7 @@ class EngineStatus:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     recent_voices: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    removable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,8 @@ def _status_fields(status: EngineStatus) -> dict[str, object]:
     }
     if status.voices is not None:
         fields["voices"] = [_voice_fields(voice) for voice in status.voices]
+    if status.removable:
+        fields["removable"] = list(status.removable)
     if status.versions:
         fields["versions"] = dict(status.versions)
     if status.recent_voices:
@@ -450,6 +454,7 @@ def _decode_status(_: int, fields: Mapping[str, Any], __: bytes) -> EngineStatus
         versions,
         _texts(fields, "recent_voices"),
         {name: float(value) for name, value in counters.items()},
+        _texts(fields, "removable"),
     )
 
 

@@ -51,6 +51,8 @@ from telephony_tts.engines.remote.messages import (
 from telephony_tts.engines.remote.outgoing import OutgoingFrames
 from telephony_tts.engines.remote.pieces import PieceGatherer, duration_ns
 from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
+from telephony_tts.engines.remote.tls import TlsKeys
+from telephony_tts.engines.remote.voice_server import VoiceKeeper, voice_handlers
 from telephony_tts.engines.versions import package_version
 from telephony_tts.errors import ConfigError, EngineError, TelephonyTTSError
 
@@ -121,11 +123,22 @@ class EngineServer:
     """Serves `engine`, which its owner starts and closes.
 
     It may listen before the engine is loaded: clients see that it is not ready, until `engine_is_loaded` is called.
-    `token`: what clients must send; None lets every client in that reaches the address.
+    `token`: what clients must send; None lets every client in that reaches the address. `tls`: with `cert` the
+    connection is encrypted, but for a Unix socket. `voices`: what adds and removes voices for clients.
     """
 
-    def __init__(self, engine: Engine, *, token: str | None = None, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        token: str | None = None,
+        tls: TlsKeys | None = None,
+        voices: VoiceKeeper | None = None,
+        lease_ms: int = LEASE_MS,
+    ) -> None:
         self.engine = engine
+        self._keeper = voices
+        self._tls = None if tls is None or tls.cert is None else tls
         self.is_draining = False
         self.lease_ns = lease_ms * NS_PER_MS
         self._token = token
@@ -142,17 +155,19 @@ class EngineServer:
         if not address.is_local and self._token is None:
             raise ConfigError(
                 f"{address} can be reached from other machines, and no token is set. Set engines.remote.token to the "
-                "same text here and in the fronts, and keep the network private: the connection is not encrypted"
+                "same text here and in the fronts. Encrypt the connection with engines.remote.tls, or keep the network "
+                "private"
             )
         server = grpc.aio.server(options=OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._attach)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Attach": handler}),))
+        handlers = {"Attach": grpc.stream_stream_rpc_method_handler(self._attach)}
+        handlers |= voice_handlers(self._keeper, self._check_token)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         if address.path:
             _clear_away(address)
         # A socket file is for this user alone.
         umask = os.umask(0o177)
         try:
-            port = server.add_insecure_port(str(address))
+            port = self._add_port(server, address)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: it is in use or not an address of this machine") from error
         finally:
@@ -160,6 +175,15 @@ class EngineServer:
         await server.start()
         self._server = server
         return replace(address, port=port) if not address.path else address
+
+    def _add_port(self, server: grpc.aio.Server, address: EngineAddress) -> int:
+        """Returns the port. Raises RuntimeError."""
+        tls = self._tls
+        if tls is None or address.path:
+            return int(server.add_insecure_port(str(address)))
+        keys = ((tls.key, tls.cert),)
+        wanted = grpc.ssl_server_credentials(keys, tls.ca, require_client_auth=tls.ca is not None)
+        return int(server.add_secure_port(str(address), wanted))
 
     def engine_is_loaded(self) -> None:
         """The engine takes utterances from now on."""
@@ -243,10 +267,18 @@ class EngineServer:
         for client in self._clients:
             client.tell_status()
 
-    async def _attach(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def removable(self, voices: tuple[Voice, ...]) -> tuple[str, ...]:
+        """The names of those that clients can remove."""
+        keeper = self._keeper
+        return () if keeper is None else tuple(voice.name for voice in voices if keeper.is_removable(voice))
+
+    async def _check_token(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
         if self._token is not None and not hmac.compare_digest(_bytes(given), f"Bearer {self._token}".encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong; check engines.remote.token")
+
+    async def _attach(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await self._check_token(context)
         client = _Client(self, context)
         self._clients.add(client)
         try:
@@ -426,6 +458,7 @@ class _Client:
             n_yours=len(self._speeches),
             n_yours_waiting=n_waiting,
             voices=None if voices == self._voices else voices,
+            removable=() if voices == self._voices else self._server.removable(voices),
         )
         self._voices = voices
         self._send(status)

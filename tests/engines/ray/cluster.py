@@ -2,9 +2,12 @@
 
     add CPUS       add a node; answers with its number
     remove N       remove node N as if its machine died: its processes are killed
+    kill-head      the same for the head
+    start-head     start a new head at the old address; it knows nothing of the one before
     quit
 
-The first line that it prints is the cluster's address. It runs in the Python that has Ray.
+The arguments are settings of the head, NAME=NUMBER, as `ray._private.parameter.RayParams` has them. The first line that
+it prints is the cluster's address. It runs in the Python that has Ray.
 """
 
 from __future__ import annotations
@@ -17,7 +20,12 @@ SMALL = {"object_store_memory": 80_000_000, "include_dashboard": False}
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **SMALL})
+    settings = {name: int(value) for name, value in (each.split("=") for each in sys.argv[1:])}
+    head = {"num_cpus": 1, **SMALL, **settings}
+    if "dashboard_port" in settings:
+        head["include_dashboard"] = True
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    head["gcs_server_port"] = int(cluster.address.rpartition(":")[2])
     nodes = []
     print(cluster.address, flush=True)
     for line in sys.stdin:
@@ -28,6 +36,12 @@ def main() -> None:
         elif verb == "remove":
             cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
             print("removed", flush=True)
+        elif verb == "kill-head":
+            cluster.remove_node(cluster.head_node, allow_graceful=False)
+            print("killed", flush=True)
+        elif verb == "start-head":
+            cluster.add_node(**head)
+            print(cluster.address, flush=True)
         else:
             break
     cluster.shutdown()

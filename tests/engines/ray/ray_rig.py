@@ -79,9 +79,19 @@ class RayCluster:
         """As if its machine died."""
         assert self._ask(f"remove {node}") == "removed"
 
-    def run(self, action: str, *settings: str, within_s: float = START_S) -> subprocess.CompletedProcess[str]:
+    def kill_head(self) -> None:
+        """As if its machine died. The nodes go on for a while."""
+        assert self._ask("kill-head") == "killed"
+
+    def start_head(self) -> None:
+        """A new head at the same address, which knows neither nodes nor applications."""
+        assert self._ask("start-head") == self.address
+
+    def run(
+        self, action: str, *settings: str, flags: tuple[str, ...] = (), within_s: float = START_S
+    ) -> subprocess.CompletedProcess[str]:
         """`telephony-tts ray up|status|down`."""
-        return ray_command(action, self.address, *settings, within_s=within_s)
+        return ray_command(action, self.address, *settings, flags=flags, within_s=within_s)
 
     @contextmanager
     def application(self, app: str, *settings: str) -> Iterator[list[str]]:
@@ -97,21 +107,24 @@ class RayCluster:
 
 
 def ray_command(
-    action: str, address: str, *settings: str, within_s: float = START_S
+    action: str, address: str, *settings: str, flags: tuple[str, ...] = (), within_s: float = START_S
 ) -> subprocess.CompletedProcess[str]:
-    flags = [part for setting in (f"engines.ray.address={address}", *settings) for part in ("--set", setting)]
-    command = [str(ray_python()), "-m", "telephony_tts.cli", "ray", action, *flags]
+    chosen = [part for setting in (f"engines.ray.address={address}", *settings) for part in ("--set", setting)]
+    command = [str(ray_python()), "-m", "telephony_tts.cli", "ray", action, *flags, *chosen]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=within_s, env=variables(), cwd=ROOT
     )
 
 
 @contextmanager
-def ray_cluster() -> Iterator[RayCluster]:
-    """A cluster with a head. Ray gives a node 30 s to start, which a busy machine may exceed: there are three tries."""
+def ray_cluster(**head: int) -> Iterator[RayCluster]:
+    """A cluster with a head, which has these settings of Ray (`cluster.py`).
+
+    Ray gives a node 30 s to start, which a busy machine may exceed: there are three tries.
+    """
     for _ in range(3):
         child = subprocess.Popen(
-            [str(ray_python()), str(HERE / "cluster.py")],
+            [str(ray_python()), str(HERE / "cluster.py"), *(f"{name}={number}" for name, number in head.items())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables(), cwd=ROOT,
         )  # fmt: skip
         try:

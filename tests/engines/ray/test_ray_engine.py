@@ -202,6 +202,48 @@ def test_a_front_that_is_started_again_finds_the_replicas_and_its_old_slots_are_
         run(work)
 
 
+FORGET = """
+import ray
+from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
+ray.init(address={address!r}, namespace=NAMESPACE, log_to_driver=False)
+ray.kill(ray.get_actor(directory_name({app!r})), no_restart=True)
+"""
+
+
+def test_a_cluster_that_forgets_its_replicas_learns_of_them_again(cluster: RayCluster) -> None:
+    """The actor that knows them is gone for good. Fronts keep what they know, and replicas announce themselves anew."""
+    with cluster.application("forgets", "engines.ray.replicas=2", *SLOW):
+
+        async def work() -> None:
+            async with attached(cluster, "forgets", 2) as engine:
+                before = engine.replicas
+                stream = engine.synthesize(Utterance("u", LONG))
+                heard = [await anext(stream)]
+                program = FORGET.format(address=cluster.address, app="forgets")
+                forgot = await asyncio.create_subprocess_exec(str(ray_python()), "-c", program)
+                assert await forgot.wait() == 0
+                begun_s = time.monotonic()
+                async with attached(cluster, "forgets", 2):
+                    print(f"a new front knows them after {time.monotonic() - begun_s:.1f} s")
+                assert engine.replicas == before and len(engine._ready) == 2, "the old front has lost none"
+                await stream.aclose()
+                assert heard and np.array_equal(joined(await speak(engine, Utterance("v", TEXT))), render(TEXT))
+
+        run(work)
+
+
+def test_replicas_for_which_no_gpu_is_free_are_named(cluster: RayCluster) -> None:
+    settings = ("engines.ray.engine=fake", "engines.ray.app=gpus", "engines.ray.gpus=1")
+    up = cluster.run("up", *settings, flags=("--within-s", "4"))
+    try:
+        assert up.returncode == 1, (up.stdout, up.stderr)
+        assert "not all replicas run after 4 s: a replica needs 1 GPU, and 0 of 0 are free" in up.stderr
+        assert "Traceback" not in up.stderr
+    finally:
+        down = cluster.run("down", *settings)
+    assert down.returncode == 0 and "gpus: stopped" in down.stdout
+
+
 def test_an_application_that_does_not_run_is_named(cluster: RayCluster) -> None:
     async def work() -> None:
         engine = engine_of(cluster, "nowhere", start_timeout_s=6.0)

@@ -74,6 +74,24 @@ class VoiceFolder:
                 f"{self.directory} already has a voice {name}: give --replace, or choose another name"
             )
 
+    def put(self, name: str, content: bytes) -> None:
+        """Store the content of a voice's file, in place of another one. A reader gets the old voice or the new one.
+
+        Raises ConfigError for an invalid name, and if the folder cannot be written to."""
+        path = self.path(name)
+        partial = partial_path(path, os.getpid())
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                if not path.is_file() or path.read_bytes() != content:
+                    partial.write_bytes(content)
+                    partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            why = f"the voice folder {self.directory} cannot be written to ({error.strerror or error})"
+            raise ConfigError(why, code="voice_folder") from error
+
     def remove(self, name: str) -> None:
         """Raises UnknownVoice that lists similar names, ConfigError if the folder cannot be written to."""
         if not self.has(name):

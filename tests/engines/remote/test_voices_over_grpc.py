@@ -1,0 +1,246 @@
+"""Voices that are added at engine servers: one replica makes a voice, all have it, and a refusal keeps its kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from engine_servers import attached
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telephony_tts.engines.api import Voice
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.remote.addresses import parse_address
+from telephony_tts.engines.remote.client import RemoteEngine
+from telephony_tts.engines.remote.messages import SERVICE, BadMessage
+from telephony_tts.engines.remote.server import EngineServer
+from telephony_tts.engines.remote.voice_client import RemoteVoices
+from telephony_tts.engines.remote.voice_messages import (
+    ADD,
+    PIECE_BYTES,
+    packed,
+    pieces,
+    raise_refusal,
+    refusal,
+    unpacked,
+)
+from telephony_tts.errors import AudioError, Busy, ConfigError, EngineUnavailable, TelephonyTTSError, UnknownVoice
+
+RECORDING = bytes(range(256)) * 20_000
+"""More than one piece."""
+
+
+@dataclass(frozen=True)
+class Made:
+    voice: Voice
+    kept_s: float = 3.5
+    source_s: float = 4.0
+    warnings: tuple[str, ...] = ("it is quiet",)
+
+
+class Keeper:
+    """Stores a recording as it is. Its engine has the voices of the folder beside its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = VoiceFolder(folder)
+        self.n_made = 0
+        self.is_full = False
+        self.engine = FakeEngine()
+
+    def read(self) -> None:
+        stored = (Voice(name, "fake", ("en",), 24_000) for name in self.folder.names())
+        self.engine.voices = (FakeEngine().voices[0], *stored)
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.directory.iterdir())
+
+    def is_removable(self, voice: Voice) -> bool:
+        return self.folder.has(voice.name)
+
+    async def add(self, name: str, audio: bytes, text: str, *, replace: bool = False) -> Made:
+        if audio == b"noise":
+            raise AudioError("this is noise")
+        if audio == b"crash":
+            raise ZeroDivisionError
+        if not replace and self.folder.has(name):
+            raise ConfigError(f"there is a voice {name}", code="voice_exists")
+        self.n_made += 1
+        self.folder.put(name, text.encode() + audio)
+        self.read()
+        return Made(Voice(name, "fake", ("en",), 24_000, description="made here"))
+
+    async def stored(self, name: str) -> bytes:
+        return self.folder.path(name).read_bytes()
+
+    async def store(self, name: str, file: bytes) -> None:
+        if self.is_full:
+            raise ConfigError("the folder cannot be written to", code="voice_folder")
+        self.folder.put(name, file)
+        self.read()
+
+    async def remove(self, name: str) -> None:
+        try:
+            self.folder.remove(name)
+        finally:
+            self.read()
+
+
+@asynccontextmanager
+async def serving(keeper: Keeper | None) -> AsyncIterator[str]:
+    engine = keeper.engine if keeper is not None else FakeEngine()
+    await engine.start()
+    server = EngineServer(engine, token="sesame", voices=keeper)
+    address = str(await server.listen(parse_address("127.0.0.1:0")))
+    server.engine_is_loaded()
+    try:
+        yield address
+    finally:
+        await server.close()
+        await engine.close()
+
+
+@asynccontextmanager
+async def fleet(*keepers: Keeper) -> AsyncIterator[tuple[RemoteEngine, RemoteVoices]]:
+    """A front with a replica for each."""
+    async with AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(serving(each)) for each in keepers]
+        engine = await stack.enter_async_context(attached(*targets, token="sesame"))
+        while not all(replica.is_ready and replica.voices for replica in engine.replicas):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        yield engine, RemoteVoices(engine)
+
+
+def run(work: Callable[[], Any]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await work()
+
+    asyncio.run(bounded())
+
+
+def keepers(tmp_path: Path, n: int) -> list[Keeper]:
+    return [Keeper(tmp_path / f"voices{number}") for number in range(n)]
+
+
+@pytest.mark.slow
+def test_a_voice_is_made_once_and_all_replicas_have_it(tmp_path: Path) -> None:
+    made_by = keepers(tmp_path, 3)
+
+    async def work() -> None:
+        async with fleet(*made_by) as (engine, voices):
+            assert [voices.is_removable(voice) for voice in engine.voices] == [False]
+            added = await voices.add("anna", RECORDING, "Good morning.")
+            assert added.voice == Voice("anna", "remote", ("en",), 24_000)
+            assert (added.kept_s, added.source_s, added.warnings) == (3.5, 4.0, ("it is quiet",))
+            assert [keeper.n_made for keeper in made_by] == [1, 0, 0]
+            assert {keeper.folder.path("anna").read_bytes() for keeper in made_by} == {b"Good morning." + RECORDING}
+            assert all(any(voice.name == "anna" for voice in each.voices) for each in engine.replicas)
+            assert voices.is_removable(added.voice)
+            with pytest.raises(TelephonyTTSError, match="there is a voice anna") as taken:
+                await voices.add("anna", RECORDING, "")
+            assert taken.value.code == "voice_exists"
+            await voices.add("anna", b"another", "", replace=True)
+            assert {keeper.folder.path("anna").read_bytes() for keeper in made_by} == {b"another"}
+            await voices.remove("anna")
+            assert not any(keeper.folder.has("anna") for keeper in made_by)
+            with pytest.raises(UnknownVoice, match="anna"):
+                await voices.remove("anna")
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_replicas_that_share_a_folder_have_one_file(tmp_path: Path) -> None:
+    shared = [Keeper(tmp_path), Keeper(tmp_path)]
+
+    async def work() -> None:
+        async with fleet(*shared) as (_, voices):
+            await voices.add("anna", RECORDING, "")
+            assert shared[0].files() == ["anna.safetensors"]
+            await voices.remove("anna")
+            assert shared[0].files() == []
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_keeps_its_kind_and_names_the_replica(tmp_path: Path) -> None:
+    one, other = made_by = keepers(tmp_path, 2)
+
+    async def work() -> None:
+        async with fleet(*made_by) as (engine, voices):
+            for audio, code in ((b"noise", "bad_audio"), (b"crash", "engine_failed")):
+                with pytest.raises(TelephonyTTSError) as refused:
+                    await voices.add("anna", audio, "")
+                assert refused.value.code == code and not one.folder.has("anna")
+            with pytest.raises(TelephonyTTSError, match="not a valid name") as wrong:
+                await voices.add("../anna", b"good", "")
+            assert wrong.value.code == "bad_request"
+            other.is_full = True
+            added = await voices.add("anna", b"good", "")
+            (_, warning) = added.warnings
+            target = engine.replicas[1].target
+            assert warning == f"{target} does not have the voice: the folder cannot be written to"
+            with pytest.raises(EngineUnavailable, match="POST /v1/voices"):
+                await voices.prompt(b"good", "")
+            await engine.close()
+            with pytest.raises(TelephonyTTSError, match="no replica of remote is ready"):
+                await voices.add("bert", b"good", "")
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_an_engine_without_a_keeper_and_a_stranger_are_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(None) as address, attached(address, token="sesame") as engine:
+            with pytest.raises(TelephonyTTSError, match="makes no voices") as refused:
+                await RemoteVoices(engine).add("anna", b"good", "")
+            assert refused.value.code == "engine_unavailable"
+        keeper = Keeper(tmp_path)
+        async with serving(keeper) as address, grpc.aio.insecure_channel(address) as channel:
+            ask = channel.stream_stream(f"/{SERVICE}/{ADD}")
+            for token, data, code in (
+                ("wrong", packed({"name": "anna", "text": ""}, b"good"), grpc.StatusCode.UNAUTHENTICATED),
+                ("sesame", b"no", grpc.StatusCode.INVALID_ARGUMENT),
+                ("sesame", packed({"name": 7, "text": ""}), grpc.StatusCode.INVALID_ARGUMENT),
+            ):
+                call = ask(iter([data]), metadata=(("authorization", f"Bearer {token}"),))
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await call.read()
+                assert failed.value.code() is code
+            assert keeper.n_made == 0
+
+    run(work)
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.booleans())), st.binary())
+def test_a_request_survives_its_bytes(fields: dict[str, object], file: bytes) -> None:
+    assert unpacked(b"".join(pieces(packed(fields, file)))) == (fields, file)
+
+
+@given(st.binary(max_size=40))
+def test_other_bytes_are_refused(data: bytes) -> None:
+    try:
+        fields, _ = unpacked(data)
+    except BadMessage:
+        return
+    assert isinstance(fields, dict)
+
+
+def test_pieces_have_a_limit_and_a_refusal_its_error() -> None:
+    assert [len(piece) for piece in pieces(bytes(2 * PIECE_BYTES + 1))] == [PIECE_BYTES, PIECE_BYTES, 1]
+    assert list(pieces(b"")) == [b""]
+    told, _ = unpacked(refusal(Busy("others wait", retry_after_ms=700)))
+    with pytest.raises(TelephonyTTSError, match="others wait") as raised:
+        raise_refusal(told)
+    assert (raised.value.code, raised.value.retryable, raised.value.retry_after_ms) == ("busy", True, 700)
+    raise_refusal({"name": "anna"})
