@@ -221,7 +221,7 @@ def ray_engine(config: Config) -> RayEngine:
 def other_engine(name: str, settings: OtherEngineSettings) -> Engine:
     """A speech server of another project. Its packages are an extra, and imported only when one is configured."""
     is_grpc = settings.kind in ("triton", "cosyvoice_grpc")
-    for package in ("grpc", "google.protobuf") if is_grpc else ("httpx",):
+    for package in ("grpc", "google.protobuf") if is_grpc else ("httpx2",):
         if not is_installed(package):
             raise EngineUnavailable(
                 f"engines.others.{name} needs {package}: pip install -e '.[others]' in the checkout"

@@ -90,7 +90,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.others.speech_request": row("errors"),
     "telephony_tts.engines.others.other_engine": row("errors clock logs", "numpy"),
     "telephony_tts.engines.others.encryption": row("errors"),
-    "telephony_tts.engines.others.http_speech": row("errors", "httpx"),
+    "telephony_tts.engines.others.http_speech": row("errors", "httpx2"),
     "telephony_tts.engines.others.omni_socket": row("errors", "websockets"),
     "telephony_tts.engines.others.protobuf_schema": row(outside="google"),
     "telephony_tts.engines.others.grpc_speech": row("errors", "grpc"),

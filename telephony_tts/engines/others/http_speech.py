@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
-import httpx
+import httpx2
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.others.audio_body import AudioBody, BadAudio, EventBody, SampleBody, check_rate, said
@@ -28,22 +28,22 @@ class HttpSpeech:
         self._settings = settings
         self._setting = setting
         self._url = (settings.url or "").rstrip("/")
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx2.AsyncClient | None = None
 
     async def open(self) -> None:
         if self._client is None:
             key, slots = self._settings.key, self._settings.facts.slots
-            self._client = httpx.AsyncClient(
-                verify=client_context(self._settings.ca_file, self._setting) if self._settings.is_encrypted else False,
+            self._client = httpx2.AsyncClient(
+                verify=client_context(self._settings.ca_file, self._setting),
                 trust_env=False,
                 headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
                 # `OtherEngine` has the deadlines of reading.
-                timeout=httpx.Timeout(None, connect=CONNECT_S, write=10.0),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=slots),
+                timeout=httpx2.Timeout(None, connect=CONNECT_S, write=10.0),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=slots),
             )
         try:
             await self._client.get(self._url + "/", timeout=CONNECT_S)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self._lost(error) from error
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class HttpSpeech:
         url = f"{self._url}/v1/audio/voices"
         try:
             answer = await self._running.get(url, timeout=CONNECT_S)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self._lost(error) from error
         if answer.status_code != 200 or len(answer.content) > _MAX_LIST_BYTES:
             raise refusal(url, answer.status_code, "", answer.headers, self._setting)
@@ -79,16 +79,16 @@ class HttpSpeech:
                     if body.is_done:
                         return
                 body.end()
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self._lost(error) from error
 
     @property
-    def _running(self) -> httpx.AsyncClient:
+    def _running(self) -> httpx2.AsyncClient:
         if self._client is None:
             raise EngineError(f"{self._setting} does not run")
         return self._client
 
-    async def _body(self, response: httpx.Response) -> AudioBody:
+    async def _body(self, response: httpx2.Response) -> AudioBody:
         """What reads the body. Raises BadAudio if it is no audio."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         rate_hz = self._settings.facts.rate_hz
@@ -101,13 +101,13 @@ class HttpSpeech:
             check_rate(int(said_hz), rate_hz, self._setting)
         return SampleBody(rate_hz, self._setting)
 
-    def _lost(self, error: httpx.HTTPError) -> ReplicaLost:
+    def _lost(self, error: httpx2.HTTPError) -> ReplicaLost:
         why = certificate_problem(error, self._setting) or str(error) or type(error).__name__
         return ReplicaLost(f"the speech server at {self._url} is lost: {why}")
 
 
 def _content(request: HttpRequest) -> dict[str, object]:
-    """The arguments of httpx for the request's body."""
+    """The arguments of httpx2 for the request's body."""
     if request.json is not None:
         return {"json": request.json}
     files = None
@@ -117,7 +117,7 @@ def _content(request: HttpRequest) -> dict[str, object]:
     return {"data": request.form, "files": files}
 
 
-async def _why(response: httpx.Response) -> str:
+async def _why(response: httpx2.Response) -> str:
     """The server's own words about its error, or the beginning of its answer."""
     content = b""
     async for data in response.aiter_raw():

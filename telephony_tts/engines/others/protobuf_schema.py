@@ -1,4 +1,4 @@
-"""The messages of the gRPC servers, as protobuf classes that are made at import: there is no compiler and no generated code.
+"""The messages of the gRPC servers, as protobuf classes that are made at import: no compiler, no generated code.
 
 `FIELDS` has what is used of two public interfaces: the inference protocol of KServe (version 2), which Triton speaks,
 and the runtime of CosyVoice. Unknown fields are skipped, so what is not listed does no harm.
@@ -31,7 +31,11 @@ FIELDS: dict[str, dict[str, tuple[int, str]]] = {
         "infer_response": (2, "inference.ModelInferResponse"),
     },
     "cosyvoice.SftRequest": {"spk_id": (1, "string"), "tts_text": (2, "string")},
-    "cosyvoice.ZeroShotRequest": {"tts_text": (1, "string"), "prompt_text": (2, "string"), "prompt_audio": (3, "bytes")},
+    "cosyvoice.ZeroShotRequest": {
+        "tts_text": (1, "string"),
+        "prompt_text": (2, "string"),
+        "prompt_audio": (3, "bytes"),
+    },
     "cosyvoice.CrossLingualRequest": {"tts_text": (1, "string"), "prompt_audio": (2, "bytes")},
     "cosyvoice.Request": {
         "sft_request": (1, "cosyvoice.SftRequest"),
@@ -40,7 +44,7 @@ FIELDS: dict[str, dict[str, tuple[int, str]]] = {
     },
     "cosyvoice.Response": {"tts_audio": (1, "bytes")},
 }
-"""By full name, the fields of each message: number and type. A choice (`oneof`) is written on the wire as its fields are."""
+"""By full name, the fields of each message: number and type. On the wire a choice (`oneof`) is as its fields are."""
 
 
 def _classes() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from telephony_tts.schema import Between, OneOf
 
@@ -115,7 +116,7 @@ class OtherEngineSettings:
             return
         facts = self.facts
         scheme, _, rest = (self.url or "").partition("://")
-        if scheme not in facts.schemes or not rest.strip("/") or any(char.isspace() for char in rest):
+        if scheme not in facts.schemes or not _is_address(rest):
             expected = " or ".join(f"{scheme}://" for scheme in facts.schemes)
             yield f"url: {self.url!r} is wrong; expected an address beginning with {expected}"
         elif facts.schemes == _GRPC and "/" in rest.rstrip("/"):
@@ -137,6 +138,15 @@ class OtherEngineSettings:
             yield "voices: missing; expected at least one (docs/engines-of-others.md)"
         for name, voice in self.voices.items():
             yield from (f"voices.{name}.{problem}" for problem in _voice_conflicts(self.kind, facts, voice))
+
+
+def _is_address(rest: str) -> bool:
+    """Whether what stands behind the scheme of a URL has a host and, if any, a port that is one."""
+    try:
+        parts = urlsplit(f"//{rest}")
+        return bool(parts.hostname) and parts.port != 0 and rest.isprintable() and " " not in rest
+    except ValueError:
+        return False
 
 
 def _voice_conflicts(kind: str, facts: Kind, voice: OtherVoiceSettings) -> Iterator[str]:
