@@ -148,8 +148,9 @@ class OtherEngine:
             _log.warning("speed_ignored", engine=self.name, why=f"{self._settings.kind} has one speed")
         voice = self._voices[utterance.voice or self.voices[0].name]
         for piece in self._pieces(text):
-            async for chunk in self._request(piece, voice, utterance):
-                yield chunk
+            async with aclosing(self._request(piece, voice, utterance)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     def _pieces(self, text: str) -> list[str]:
         """The text in parts that are short enough for one request; some servers cut long speech silently."""
@@ -251,7 +252,7 @@ class OtherEngine:
                     break
                 if (request.n_bytes + len(samples)) / 2 / rate_hz > most_s:
                     n_chars = len(request.text)
-                    raise EngineError(f"the server of {self.name} sent over {most_s:.0f} s for {n_chars} characters")
+                    raise EngineError(f"the server of {self.name} sent over {most_s:.3g} s for {n_chars} characters")
                 await request.put(samples)
         if request.n_bytes < 2:
             raise EngineError(f"the server of {self.name} sent no audio")
