@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import numpy as np
@@ -65,7 +66,8 @@ class OtherEngine:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._settings.start_timeout_s
         try:
-            self._voices = await asyncio.to_thread(read_voices, self._settings)
+            with ThreadPoolExecutor(1) as pool:
+                self._voices = await loop.run_in_executor(pool, read_voices, self._settings)
             while True:
                 try:
                     await self._server.open()

@@ -12,7 +12,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,9 +214,14 @@ def http_stand_in(certificate: tuple[str, str] | None = None, **habits: Any) -> 
             serving.result(20)
 
 
-def wait_until(condition: Any, within_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Wait for something that a stand-in's thread does."""
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"
         time.sleep(0.005)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """`wait_until` in a test's own loop."""
+    await asyncio.to_thread(wait_until, condition)

@@ -73,7 +73,8 @@ class SocketStandIn:
                 socket.transport.abort()
                 return
             if self.fault == "silent":
-                await asyncio.sleep(3_600)
+                await socket.wait_closed()
+                return
             if self.pause_s:
                 # A server that reads while it generates notices a client that leaves.
                 waiting = asyncio.ensure_future(socket.recv())

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_stand_ins import GrpcStandIn, cosyvoice_stand_in, inputs_of, text_of, triton_stand_in
-from http_stand_ins import wait_until
+from http_stand_ins import until, wait_until
 from others_rig import TRANSCRIPT, certificate, engine, recording, speak, started
 
 from telephony_tts.engines.api import EngineStats, Utterance
@@ -115,7 +115,7 @@ def test_the_server_sees_a_cancel_at_once(serve: Callable[..., None]) -> None:
             closed_at = time.monotonic()
             await stream.aclose()
             assert their_engine.stats() == EngineStats()
-            await asyncio.to_thread(wait_until, lambda n=n: server.n_cancelled == n + 1)
+            await until(lambda n=n: server.n_cancelled == n + 1)
             assert server.cancelled_at[-1] - closed_at < 0.5
         assert server.n_finished == 0
 
@@ -131,7 +131,7 @@ def test_a_model_that_does_not_stop_never_has_more_requests_than_slots() -> None
             assert their_engine.stats() == EngineStats()
         assert np.array_equal(heard(await speak(their_engine, TEXT)), WAVE), "nothing of the orphans is heard"
         assert server.most_live == 2 and server.n_cancelled == 0
-        await asyncio.to_thread(wait_until, lambda: server.n_finished == 7)
+        await until(lambda: server.n_finished == 7)
 
     triton(work, {"pause_s": 0.005, "ignores_cancel": True}, slots=2)
 
@@ -180,7 +180,7 @@ def test_a_stream_that_breaks_lets_the_call_go_on_from_there(serve: Callable[...
 def test_a_runtime_with_no_free_call_is_busy() -> None:
     async def work(their_engine: OtherEngine, server: GrpcStandIn) -> None:
         first = asyncio.create_task(speak(their_engine, TEXT))
-        await asyncio.to_thread(wait_until, lambda: server.n_live == 1)
+        await until(lambda: server.n_live == 1)
         with pytest.raises(EngineError, match=r"is busy \(Concurrent RPC limit exceeded!\)") as caught:
             await speak(their_engine, TEXT)
         assert caught.value.code == "busy"

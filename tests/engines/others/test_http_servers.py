@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stand_ins import KEY, HttpStandIn, http_stand_in, wait_until
+from http_stand_ins import KEY, HttpStandIn, http_stand_in, until, wait_until
 from others_rig import TRANSCRIPT, certificate, engine, recording, speak, started
 
 from telephony_tts.engines.api import EngineStats, Utterance
@@ -65,7 +65,7 @@ def heard(chunks: list[Any]) -> bytes:
 def test_a_fault_is_an_error_that_says_what_to_do(fault: str, words: str, retryable: bool) -> None:
     async def work(their_engine: OtherEngine, server: HttpStandIn) -> None:
         neighbour = asyncio.create_task(speak(their_engine, TEXT))
-        wait_until(lambda: len(server.asked) == 1)
+        await until(lambda: len(server.asked) == 1)
         server.fault = fault
         with pytest.raises(EngineError, match=words) as caught:
             await speak(their_engine, TEXT)
@@ -137,7 +137,7 @@ def test_the_server_sees_a_cancel_if_it_would_stop(stops: bool) -> None:
         closed_at = time.monotonic()
         await stream.aclose()
         assert their_engine.stats() == EngineStats()
-        await asyncio.to_thread(wait_until, lambda: server.n_live == 0)
+        await until(lambda: server.n_live == 0)
         (asked,) = server.asked
         n_pieces = -(-len(WAVE) // 4_321)
         if stops:

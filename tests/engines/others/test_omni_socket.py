@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from http_stand_ins import wait_until
+from http_stand_ins import until, wait_until
 from others_rig import speak, started
 from socket_stand_ins import SocketStandIn, socket_stand_in
 
@@ -63,7 +63,7 @@ def test_the_server_sees_a_cancel_at_once() -> None:
         closed_at = time.monotonic()
         await stream.aclose()
         assert their_engine.stats() == EngineStats()
-        await asyncio.to_thread(wait_until, lambda: server.n_left == 1)
+        await until(lambda: server.n_left == 1)
         assert server.left_at[0] - closed_at < 0.5
 
     run(work, {"pause_s": 0.05})
