@@ -158,7 +158,7 @@ def _named_section(hint: Any) -> type[Any] | None:
     """The dataclass of a field that maps names to sections. None for every other field."""
     if typing.get_origin(hint) is not Mapping:
         return None
-    kind = typing.get_args(hint)[1]
+    kind: type[Any] = typing.get_args(hint)[1]
     return kind if is_dataclass(kind) else None
 
 

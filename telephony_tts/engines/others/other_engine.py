@@ -22,7 +22,12 @@ from telephony_tts.engines.others.speech_request import SpeechRequest
 from telephony_tts.engines.others.speech_server import ServerVoice, SpeechServer, listed_voices, read_voices
 from telephony_tts.engines.speaking_slots import SpeakingSlots
 from telephony_tts.engines.words import (
-    LANGUAGE_OF_SCRIPT, LATIN, is_speakable, pieces, scripts, without_endless_words,
+    LANGUAGE_OF_SCRIPT,
+    LATIN,
+    is_speakable,
+    pieces,
+    scripts,
+    without_endless_words,
 )  # fmt: skip
 from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 

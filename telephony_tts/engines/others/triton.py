@@ -49,7 +49,8 @@ class TritonModel(GrpcServer):
             await call.done_writing()
             while (response := await call.read()) is not grpc.aio.EOF:
                 if response.error_message:
-                    raise EngineError(f"Triton says: {' '.join(response.error_message.split())[:300]}")
+                    # Of a Python model it is a traceback, whose end says most.
+                    raise EngineError(f"Triton says: {' '.join(response.error_message.split())[-300:]}")
                 if samples := _samples(response.infer_response):
                     yield samples
             if (code := await call.code()) is not grpc.StatusCode.OK:
@@ -95,8 +96,8 @@ def _samples(response: Any) -> bytes:
             wave = np.frombuffer(content, "<f4")
             if not np.isfinite(wave).all():
                 raise BadAudio(f"Triton sends a {OUTPUT} with samples that are not finite")
-            pcm = np.rint(np.clip(wave, -1.0, 1.0) * np.float32(32767))
-            return pcm.astype("<i2").tobytes()
+            samples: bytes = np.rint(np.clip(wave, -1.0, 1.0) * np.float32(32767)).astype("<i2").tobytes()
+            return samples
     if len(response.outputs):
         names = ", ".join(tensor.name for tensor in response.outputs)
         raise BadAudio(f"Triton sends {names}; expected {OUTPUT}", retryable=False)

@@ -47,7 +47,8 @@ def test_speed_seed_and_instruction_go_where_they_are_known() -> None:
         "input": "hello", "voice": "alloy", "response_format": "pcm", "speed": 1.25, "instructions": "whisper",
     }  # fmt: skip
     of_vllm = asked("vllm_omni", utterance=utterance).json
-    assert of_vllm is not None and of_vllm["seed"] == 7 and "speed" not in of_vllm, "a stream of vLLM-Omni has one speed"
+    assert of_vllm is not None and of_vllm["seed"] == 7
+    assert "speed" not in of_vllm, "a stream of vLLM-Omni has one speed"
     of_speaches = asked("speaches", utterance=Utterance("u", "x", speed=0.3)).json
     assert of_speaches is not None and of_speaches["speed"] == 0.5
 
@@ -61,7 +62,8 @@ def test_fields_of_the_settings_are_added_and_win() -> None:
 def test_a_recording_for_an_openai_shaped_server_is_a_data_url(tmp_path: Path) -> None:
     request = asked("vllm_omni", prompted(tmp_path))
     assert request.json is not None and "voice" not in request.json
-    assert request.json["ref_audio"].startswith("data:audio/wav;base64,UklGR") and request.json["ref_text"] == TRANSCRIPT
+    assert request.json["ref_audio"].startswith("data:audio/wav;base64,UklGR")
+    assert request.json["ref_text"] == TRANSCRIPT
 
 
 def test_voxserve_takes_a_form(tmp_path: Path) -> None:
@@ -116,12 +118,9 @@ def test_lists_of_voices_in_several_shapes(answer: Any, names: list[str]) -> Non
 
 
 def test_the_voices_of_the_settings(tmp_path: Path) -> None:
-    made = settings(
-        kind="vllm_omni", url=URL,
-        voices={"a": {}, "b": {"name": "theirs"}, "c": {"wav": recording(tmp_path, rate_hz=44_100), "text": TRANSCRIPT}},
-    )  # fmt: skip
-    voices = read_voices(made)
+    of_c = {"wav": recording(tmp_path, rate_hz=44_100), "text": TRANSCRIPT}
+    voices = read_voices(settings(kind="vllm_omni", url=URL, voices={"a": {}, "b": {"name": "theirs"}, "c": of_c}))
     assert (voices["a"], voices["b"]) == (ServerVoice("a"), ServerVoice("theirs"))
-    of_c = voices["c"].recording
-    assert of_c is not None and of_c.transcript == TRANSCRIPT
-    assert len(of_c.pcm) == pytest.approx(16_000 * len(TRANSCRIPT) * 0.06, abs=2), "mono at 16 kHz"
+    read = voices["c"].recording
+    assert read is not None and read.transcript == TRANSCRIPT
+    assert len(read.pcm) == pytest.approx(16_000 * len(TRANSCRIPT) * 0.06, abs=2), "mono at 16 kHz"

@@ -25,7 +25,9 @@ TEXT = "hello there my friend"
 WAVE = render(TEXT).astype("<i2").tobytes()
 
 
-def run(work: Callable[[OtherEngine, HttpStandIn], Coroutine[Any, Any, None]], habits: dict[str, Any], **given: Any) -> None:
+def run(
+    work: Callable[[OtherEngine, HttpStandIn], Coroutine[Any, Any, None]], habits: dict[str, Any], **given: Any
+) -> None:
     async def main(server: HttpStandIn) -> None:
         defaults = {"kind": "openai", "url": server.url, "voices": {"alloy": {}}}
         async with started(**{**defaults, **given}) as their_engine, asyncio.timeout(20):
@@ -44,7 +46,7 @@ def heard(chunks: list[Any]) -> bytes:
 @pytest.mark.parametrize(
     ("fault", "words", "retryable"),
     [
-        ("html", r"answers with text/html, not with audio \(<html><title>Sign in.*check engines\.others\.theirs\.url", True),
+        ("html", r"answers with text/html, not with audio \(<html><title>Sign in.*check engines\.others", True),
         ("json", r"answers with application/json, not with audio \(the queue is full\)", True),
         ("html_502", "failed with status 502: <html>Bad Gateway", True),
         ("overloaded", r"is busy \(503: overloaded\)", True),
@@ -153,7 +155,8 @@ def test_the_key_is_sent_and_a_wrong_one_is_named() -> None:
         assert heard(await speak(their_engine, TEXT)) == WAVE
 
     async def refused(their_engine: OtherEngine, server: HttpStandIn) -> None:
-        with pytest.raises(EngineError, match=r"refused the key \(401: Incorrect API key\); check engines\.others\.theirs\.key") as caught:
+        words = r"refused the key \(401: Incorrect API key\); check engines\.others\.theirs\.key"
+        with pytest.raises(EngineError, match=words) as caught:
             await speak(their_engine)
         assert not caught.value.retryable and "wrong-key" not in caught.value.message
 
@@ -171,12 +174,13 @@ def test_the_rate_in_a_header_is_held_against_the_settings() -> None:
 
 def test_a_recording_arrives_as_a_file(tmp_path: Path) -> None:
     path = recording(tmp_path)
+    content = Path(path).read_bytes()
 
     async def work(their_engine: OtherEngine, server: HttpStandIn) -> None:
         assert heard(await speak(their_engine, TEXT)) == WAVE
         (asked,) = server.asked
         assert asked.path == "/inference_zero_shot" and asked.fields == {"tts_text": TEXT, "prompt_text": TRANSCRIPT}
-        assert asked.files == {"prompt_wav": Path(path).read_bytes()}
+        assert asked.files == {"prompt_wav": content}
 
     run(work, {}, kind="cosyvoice_fastapi", voices={"anna": {"wav": path, "text": TRANSCRIPT}})
 
@@ -188,7 +192,8 @@ def test_voices_are_those_that_the_server_lists() -> None:
         assert server.asked[0].fields["voice"] == "af_sky"
 
     run(work, {"voices": {"voices": [{"id": "af_heart"}, {"id": "af_sky"}]}}, kind="kokoro_fastapi", voices={})
-    with http_stand_in() as server, pytest.raises(EngineUnavailable, match=r"engines\.others\.theirs: .*does not exist"):
+    words = r"engines\.others\.theirs: .*does not exist"
+    with http_stand_in() as server, pytest.raises(EngineUnavailable, match=words):
         asyncio.run(engine(kind="kokoro_fastapi", url=server.url, start_timeout_s=1).start())
 
 
@@ -212,7 +217,7 @@ def test_a_certificate_that_nobody_signed_is_refused_unless_it_is_trusted(tmp_pa
     async def work(url: str) -> None:
         async with started(kind="openai", url=url, voices={"a": {}}, ca_file=files[0]) as theirs:
             assert heard(await speak(theirs, TEXT)) == WAVE
-        with pytest.raises(EngineUnavailable, match="its certificate is refused .*self.signed"):
+        with pytest.raises(EngineUnavailable, match=r"its certificate is refused .*self.signed"):
             await engine(kind="openai", url=url, voices={"a": {}}, start_timeout_s=0.3).start()
 
     with http_stand_in(files) as server:
@@ -233,5 +238,6 @@ def test_a_server_that_is_away_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     theirs = engine(kind="openai", url=f"http://127.0.0.1:{port}", voices={"a": {}}, start_timeout_s=0.3)
-    with pytest.raises(EngineUnavailable, match=rf"engines\.others\.theirs: the speech server at http://127\.0\.0\.1:{port} is lost"):
+    words = rf"engines\.others\.theirs: the speech server at http://127\.0\.0\.1:{port} is lost"
+    with pytest.raises(EngineUnavailable, match=words):
         asyncio.run(theirs.start())

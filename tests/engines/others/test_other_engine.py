@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from clean_run import until
 from others_rig import settings, speak
 
 from telephony_tts.engines.api import EngineStats, Utterance
@@ -104,7 +106,7 @@ def pcm_of(chunks: Sequence[Any]) -> bytes:
 def test_samples_cut_anywhere_arrive_whole_and_in_short_chunks() -> None:
     sound = np.arange(30_000, dtype="<i2").tobytes()
     cuts = [0, 1, 2, 5, 10_000, 10_003, 59_999, 60_000]
-    script = [sound[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    script = [sound[start:end] for start, end in pairwise(cuts)]
 
     async def work(engine: OtherEngine, server: ScriptedServer) -> None:
         chunks = await speak(engine)
@@ -225,9 +227,7 @@ def test_an_orphan_is_read_although_nobody_takes_its_audio() -> None:
         await asyncio.sleep(0.02)
         assert server.n_live == 1, "it is not read beyond the limit"
         await stream.aclose()
-        async with asyncio.timeout(2):
-            while engine.n_orphans:
-                await asyncio.sleep(0.001)
+        await until(lambda: engine.n_orphans == 0, "orphans left")
 
     run(work, [bytes(RATE_HZ)] * 20, stops_on_cancel=False)
 
@@ -240,9 +240,7 @@ def test_an_orphan_ends_at_the_deadline_of_its_request() -> None:
         await anext(stream)
         await stream.aclose()
         assert engine.n_orphans == 1
-        async with asyncio.timeout(2):
-            while engine.n_orphans:
-                await asyncio.sleep(0.01)
+        await until(lambda: engine.n_orphans == 0, "orphans left")
         assert server.n_cancelled == 1
 
     run(work, [PIECE, None], stops_on_cancel=False, audio_timeout_s=0.1)
@@ -267,7 +265,8 @@ def test_a_request_that_still_waits_for_a_slot_leaves_no_orphan() -> None:
 
 def test_a_server_that_gives_no_audio_is_given_up() -> None:
     async def work(engine: OtherEngine, server: ScriptedServer) -> None:
-        with pytest.raises(EngineError, match=r"gave no audio within engines\.others\.theirs\.audio_timeout_s \(0\.1\)"):
+        words = r"gave no audio within engines\.others\.theirs\.audio_timeout_s \(0\.1\)"
+        with pytest.raises(EngineError, match=words):
             await speak(engine)
         assert server.n_cancelled == 1
 
@@ -418,7 +417,7 @@ def started(server: ScriptedServer, **given: Any) -> OtherEngine:
 def test_the_server_is_asked_for_its_voices_if_the_settings_name_none() -> None:
     engine = started(ScriptedServer(names=["af_heart", "bf_emma"]), kind="kokoro_fastapi")
     assert [voice.name for voice in engine.voices] == ["af_heart", "bf_emma"]
-    with pytest.raises(EngineUnavailable, match="engines.others.theirs: the server lists no voice"):
+    with pytest.raises(EngineUnavailable, match=r"engines\.others\.theirs: the server lists no voice"):
         started(ScriptedServer(), kind="kokoro_fastapi")
     (only,) = started(ScriptedServer(), kind="voxserve").voices
     assert only.name == "default"
@@ -428,7 +427,7 @@ def test_start_waits_for_the_server() -> None:
     server = ScriptedServer(opens=[lost(), None])
     assert started(server, kind="voxserve").voices
     away = ScriptedServer(opens=[lost()] * 100)
-    with pytest.raises(EngineUnavailable, match="engines.others.theirs: the connection broke"):
+    with pytest.raises(EngineUnavailable, match=r"engines\.others\.theirs: the connection broke"):
         started(away, kind="voxserve", start_timeout_s=0.1)
     assert away.n_closed == 1
     refused = ScriptedServer(opens=[EngineError("the key is wrong", retryable=False)])
