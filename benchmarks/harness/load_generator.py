@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from harness import churn, doors, fleet_calls, speak, turns
+from harness import churn, doors, fleet_calls, other_engines, speak, turns
 
 SCENARIOS = {
     "speak": speak.run,
@@ -25,6 +25,8 @@ SCENARIOS = {
     "http_streams": doors.http_streams,
     "planned_calls": fleet_calls.planned_calls,
     "watched_speech": fleet_calls.watched_speech,
+    "direct_first_audio": other_engines.direct_first_audio,
+    "clears_until_seen": other_engines.clears_until_seen,
 }
 
 
