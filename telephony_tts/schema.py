@@ -216,8 +216,6 @@ def _keys(section: type, path: str = "") -> Iterator[str]:
         yield key
         if is_dataclass(hint):
             yield from _keys(typing.cast(type, hint), key)
-        elif (named := _named_section(hint)) is not None:
-            yield from _keys(named, f"{key}.NAME")
 
 
 def _one_of(keys: Sequence[str]) -> str:

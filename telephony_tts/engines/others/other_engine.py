@@ -1,8 +1,9 @@
 """`engines.api.Engine` over a speech server of another project.
 
-The server's audio arrives in a task, so that a request can go on without its listener: many of these servers compute a
-cancelled request to its end. Such an orphan keeps its slot until it has ended, and its audio is dropped. So the server
-never has more requests than `slots`, whatever it does with a cancel.
+A task reads the server's answer as fast as it comes, so that a slot is held as long as the server computes, and not as
+long as the caller listens. The task may also go on without its listener: many of these servers compute a cancelled
+request to its end. Such an orphan keeps its slot until it has ended, and its audio is dropped. So the server never has
+more requests than `slots`, whatever it does with a cancel.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, Un
 _log = logs.get(__name__)
 
 CHUNK_MS = 200
-AHEAD_S = 2.0
-"""So much audio of a request may wait for its listener."""
 RETRY_START_S = 0.5
 _MOST_S, _MOST_S_PER_CHAR = 5.0, 0.7
 """Speech is never longer than this: a model that does not end would speak for ever."""
@@ -173,7 +172,7 @@ class OtherEngine:
             raise EngineError(f"{self.name} does not run")
         rate_hz = self._facts.rate_hz
         n_chunk_bytes = rate_hz * CHUNK_MS // 1000 * 2
-        request = SpeechRequest(text, voice, utterance, int(AHEAD_S * rate_hz) * 2)
+        request = SpeechRequest(text, voice, utterance)
         task = asyncio.create_task(self._read(request), name=f"{self.name} {utterance.id}")
         self._live[task] = request
         try:
@@ -260,7 +259,7 @@ class OtherEngine:
                 if (request.n_bytes + len(samples)) / 2 / rate_hz > most_s:
                     n_chars = len(request.text)
                     raise EngineError(f"the server of {self.name} sent over {most_s:.3g} s for {n_chars} characters")
-                await request.put(samples)
+                request.put(samples)
         if request.n_bytes < 2:
             raise EngineError(f"the server of {self.name} sent no audio")
 

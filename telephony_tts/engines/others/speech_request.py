@@ -11,9 +11,9 @@ from telephony_tts.errors import EngineError
 
 
 class SpeechRequest:
-    """`max_bytes`: so much audio may wait for its listener. Then the server's is not read."""
+    """The audio waits here until the listener takes it: all of the request's, so that the server is not held up."""
 
-    def __init__(self, text: str, voice: ServerVoice, utterance: Utterance, max_bytes: int) -> None:
+    def __init__(self, text: str, voice: ServerVoice, utterance: Utterance) -> None:
         self.text = text
         self.voice = voice
         self.utterance = utterance
@@ -23,22 +23,15 @@ class SpeechRequest:
         """Nobody listens any more."""
         self.n_bytes = 0
         """The samples that came so far."""
-        self._max_bytes = max_bytes
         self._waiting: deque[bytes] = deque()
-        self._n_waiting_bytes = 0
-        self._changed, self._has_room = asyncio.Event(), asyncio.Event()
+        self._changed = asyncio.Event()
         self._is_ended = False
         self._error: EngineError | None = None
 
-    async def put(self, samples: bytes) -> None:
-        """Waits for room."""
+    def put(self, samples: bytes) -> None:
         self.n_bytes += len(samples)
-        while self._n_waiting_bytes >= self._max_bytes and not self.is_dropped:
-            self._has_room.clear()
-            await self._has_room.wait()
         if not self.is_dropped:
             self._waiting.append(samples)
-            self._n_waiting_bytes += len(samples)
             self._changed.set()
 
     async def next(self) -> bytes | None:
@@ -50,10 +43,7 @@ class SpeechRequest:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        samples = self._waiting.popleft()
-        self._n_waiting_bytes -= len(samples)
-        self._has_room.set()
-        return samples
+        return self._waiting.popleft()
 
     def end(self, error: EngineError | None) -> None:
         """Idempotent: the first end counts."""
@@ -64,4 +54,3 @@ class SpeechRequest:
     def drop(self) -> None:
         self.is_dropped = True
         self._waiting.clear()
-        self._has_room.set()

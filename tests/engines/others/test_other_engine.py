@@ -15,6 +15,7 @@ from others_rig import settings, speak
 
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.others.other_engine import OtherEngine
+from telephony_tts.engines.others.speech_request import SpeechRequest
 from telephony_tts.engines.others.speech_server import ServerVoice
 from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
@@ -218,18 +219,15 @@ def test_a_server_that_does_not_stop_keeps_an_orphan_in_its_slot_until_it_ends()
     run(work, [PIECE, None, PIECE], slots=2, stops_on_cancel=False)
 
 
-def test_an_orphan_is_read_although_nobody_takes_its_audio() -> None:
-    """Its audio is more than may wait for a listener."""
-
+def test_a_slot_is_free_when_the_server_has_sent_all_although_the_caller_still_listens() -> None:
     async def work(engine: OtherEngine, server: ScriptedServer) -> None:
-        stream = engine.synthesize(Utterance("u", "a text of some length, so that its audio may be long"))
-        await anext(stream)
-        await asyncio.sleep(0.02)
-        assert server.n_live == 1, "it is not read beyond the limit"
-        await stream.aclose()
-        await until(lambda: engine.n_orphans == 0, "orphans left")
+        slow = engine.synthesize(Utterance("u", "a text of some length, so that its audio may be long"))
+        n_bytes = len((await anext(slow)).pcm) * 2
+        assert pcm_of(await speak(engine, "hi")) == PIECE, "the only slot is free"
+        n_bytes += len(pcm_of([chunk async for chunk in slow]))
+        assert n_bytes == 20 * RATE_HZ, "and nothing is lost"
 
-    run(work, [bytes(RATE_HZ)] * 20, stops_on_cancel=False)
+    run(work, [bytes(RATE_HZ)] * 20, [PIECE], slots=1)
 
 
 def test_an_orphan_ends_at_the_deadline_of_its_request() -> None:
@@ -290,18 +288,6 @@ def test_a_request_as_a_whole_has_a_deadline_too() -> None:
             await speak(engine)
 
     run(work, [b"\0\0", 0.4] * 50, audio_timeout_s=0.9, request_timeout_s=1)
-
-
-def test_time_in_which_the_listener_takes_nothing_does_not_count() -> None:
-    async def work(engine: OtherEngine, server: ScriptedServer) -> None:
-        stream = engine.synthesize(Utterance("u", "a text of some length"))
-        n_samples = len((await anext(stream)).pcm)
-        await asyncio.sleep(0.5)
-        async for chunk in stream:
-            n_samples += len(chunk.pcm)
-        assert n_samples == 9 * RATE_HZ // 2
-
-    run(work, [bytes(RATE_HZ)] * 9, audio_timeout_s=0.3, request_timeout_s=1)
 
 
 # -------------------------------------------------------- errors and new tries
@@ -440,3 +426,15 @@ def test_a_recording_that_cannot_be_read_is_named(tmp_path: Any) -> None:
     for wav, words in ((tmp_path / "away.wav", "cannot read"), (tmp_path / "noise.wav", "cannot be used")):
         with pytest.raises(EngineUnavailable, match=rf"engines\.others\.theirs: .*{words}|{wav.name} {words}"):
             started(ScriptedServer(), kind="voxserve", voices={"anna": {"wav": str(wav), "text": "x"}})
+
+
+def test_what_comes_for_an_orphan_is_not_kept() -> None:
+    async def main() -> None:
+        request = SpeechRequest("hello", ServerVoice(), Utterance("u", "hello"))
+        request.put(PIECE)
+        request.drop()
+        request.put(PIECE)
+        request.end(None)
+        assert await request.next() is None and request.n_bytes == 2 * len(PIECE)
+
+    asyncio.run(main())
