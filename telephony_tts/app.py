@@ -28,6 +28,7 @@ from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
+from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
@@ -50,6 +51,7 @@ from telephony_tts.transport.voice_model import VOICE_MODEL
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+    from telephony_tts.engines.others.speech_server import SpeechServer
     from telephony_tts.engines.ray.engine import RayEngine
     from telephony_tts.engines.remote.client import RemoteEngine
     from telephony_tts.engines.remote.voice_client import RemoteVoices
@@ -150,6 +152,7 @@ def _wanted(config: Config) -> list[str]:
         others.append("remote")
     if config.engines.ray.address is not None:
         others.append("ray")
+    others += config.engines.others
     return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
@@ -168,6 +171,7 @@ def _absent(wanted: list[str]) -> list[AbsentEngine]:
 
 def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
     return {
+        **{name: partial(other_engine, name, settings) for name, settings in config.engines.others.items()},
         "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
         "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
         "fake": lambda: FakeEngine(
@@ -221,6 +225,45 @@ def ray_engine(config: Config) -> RayEngine:
         wait_ready_s=engines.restart_wait_s,
         first_audio_timeout_ms=engines.first_audio_timeout_ms,
     )
+
+
+def other_engine(name: str, settings: OtherEngineSettings) -> Engine:
+    """A speech server of another project. Its packages are an extra, and imported only when one is configured."""
+    is_grpc = settings.kind in ("triton", "cosyvoice_grpc")
+    for package in ("grpc", "google.protobuf") if is_grpc else ("httpx2",):
+        if not is_installed(package):
+            raise EngineUnavailable(
+                f"engines.others.{name} needs {package}: pip install -e '.[others]' in the checkout"
+            )
+    from telephony_tts.engines.others.other_engine import OtherEngine
+
+    return OtherEngine(name, settings, _speech_server(settings, f"engines.others.{name}"))
+
+
+def _speech_server(settings: OtherEngineSettings, setting: str) -> SpeechServer:
+    if settings.kind == "triton":
+        from telephony_tts.engines.others.triton import TritonModel
+
+        return TritonModel(settings, setting)
+    if settings.kind == "cosyvoice_grpc":
+        from telephony_tts.engines.others.cosyvoice_grpc import CosyVoiceGrpc
+
+        return CosyVoiceGrpc(settings, setting)
+    if settings.websocket:
+        from telephony_tts.engines.others.omni_socket import OmniSocket
+
+        return OmniSocket(settings, setting)
+    from telephony_tts.engines.others.http_speech import HttpSpeech
+
+    return HttpSpeech(settings, setting)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package, or one inside another, can be imported. It is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _shared_engine(config: Config, name: str, address: str) -> Engine:
@@ -695,7 +738,8 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
 
 
 def config_of_front(config: Config, number: int, n: int) -> Config:
-    """The configuration of one of `n` fronts: its part of the engines' threads, and of the memory for audio."""
+    """The configuration of one of `n` fronts: its part of the engines' threads, of the requests that other engines
+    serve at once, and of the memory for audio."""
 
     def part(whole: int) -> int:
         return max(1, whole // n + (number < whole % n))
@@ -707,6 +751,7 @@ def config_of_front(config: Config, number: int, n: int) -> Config:
             engines,
             hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
             espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
+            others={name: replace(each, slots=part(each.facts.slots)) for name, each in engines.others.items()},
         ),
         phrases=replace(phrases, memory_mb=part(phrases.memory_mb)),
         sounds=replace(sounds, memory_mb=part(sounds.memory_mb)),

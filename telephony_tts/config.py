@@ -4,7 +4,8 @@ Sections that the session or the transport uses are declared in their `settings.
 `load()` merges, weakest first: the defaults, a YAML file, the environment, the caller's overrides (command-line flags).
 A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
 
-Environment: TELEPHONY_TTS_TOKENS (separated by commas), and the variables of `ENVIRONMENT`.
+Environment: TELEPHONY_TTS_TOKENS (separated by commas), the variables of `ENVIRONMENT`, and TELEPHONY_TTS_KEY_NAME for
+the key of `engines.others.NAME`.
 Secrets appear neither in the repr of a section nor in an error.
 """
 
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.remote.addresses import parse_addresses
 from telephony_tts.errors import ConfigError
 from telephony_tts.recording.settings import RecordingSettings
-from telephony_tts.schema import Between, OneOf, Spelt, read_section
+from telephony_tts.schema import Between, OneOf, Spelt, read_section, show
 from telephony_tts.session.settings import BargeInSettings, CallerSettings, DtmfSettings, SpeechSettings
 from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.transport.settings import (
@@ -167,9 +169,9 @@ class RaySettings:
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Which engine speaks (the route of the text's language, else `default`), which one speaks in its place, and the
-    timeouts of engines."""
+    timeouts of engines. `others`: speech servers of other projects, each under a name of its own."""
 
-    default: Annotated[str, OneOf(ENGINES)] = "hibari"
+    default: str = "hibari"
     routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
     timeout_s: Annotated[float, Between(5, 600)] = 30.0
     stall_s: Annotated[float, Between(2.5, 60)] = 5.0
@@ -184,8 +186,19 @@ class EngineSettings:
     cosyvoice2: CosyVoice2Settings = field(default_factory=CosyVoice2Settings)
     remote: RemoteSettings = field(default_factory=RemoteSettings)
     ray: RaySettings = field(default_factory=RaySettings)
+    others: Mapping[str, OtherEngineSettings] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All engines that there can be."""
+        return (*ENGINES, *self.others)
 
     def conflicts(self) -> Iterator[str]:
+        if self.default not in self.names:
+            yield f"default: {show(self.default)} is wrong; expected one of {', '.join(self.names)}"
+        for name in self.others:
+            if name in ENGINES:
+                yield f"others.{name}: {name} is an engine of telephony-tts; choose another name"
         if self.default == "remote" and self.remote.target is None:
             yield "remote.target: missing; remote is the default engine and needs the address of an engine server"
         if self.default == "ray" and self.ray.address is None:
@@ -199,8 +212,8 @@ class EngineSettings:
             late_ms = self.first_audio_timeout_ms
             yield f"first_audio_timeout_ms: {late_ms} is not below timeout_s ({self.timeout_s:g}), which ends the turn"
         for engine in dict.fromkeys(self.fallback):
-            if engine not in ENGINES:
-                yield f"fallback: no engine is named {engine!r}; expected some of {', '.join(ENGINES)}"
+            if engine not in self.names:
+                yield f"fallback: no engine is named {engine!r}; expected some of {', '.join(self.names)}"
             elif self.fallback.count(engine) > 1:
                 yield f"fallback: {engine} is there more than once"
             elif engine == "cosyvoice2" and self.cosyvoice2.model is None:
@@ -210,8 +223,8 @@ class EngineSettings:
             elif engine == "ray" and self.ray.address is None:
                 yield "fallback: ray needs the address of a Ray cluster; set ray.address"
         for lang, engine in self.routes.items():
-            if engine not in ENGINES:
-                yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"
+            if engine not in self.names:
+                yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(self.names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +339,7 @@ def load(
     if path is not None:
         _put_paths_beside(Path(path).parent, tree)
     put_given(tree, {key: environ.get(name) or None for name, key in ENVIRONMENT.items()})
+    put_given(tree, {f"engines.others.{name}.key": environ.get(key_variable(name)) or None for name in _others(tree)})
     put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
@@ -348,6 +362,19 @@ def load(
     return replace(config, server=server)
 
 
+def key_variable(engine: str) -> str:
+    """The environment variable with the key of an engine of `engines.others`."""
+    return f"TELEPHONY_TTS_KEY_{engine.upper().replace('-', '_')}"
+
+
+def _others(tree: Tree) -> dict[str, Tree]:
+    """The sections of `engines.others` that are sections."""
+    others = get(tree, "engines.others")
+    if not isinstance(others, dict):
+        return {}
+    return {name: section for name, section in others.items() if isinstance(name, str) and isinstance(section, dict)}
+
+
 def _put_paths_beside(folder: Path, tree: Tree) -> None:
     for key in _PATHS:
         value = get(tree, key)
@@ -358,6 +385,19 @@ def _put_paths_beside(folder: Path, tree: Tree) -> None:
         for name, value in files.items():
             if isinstance(value, str):
                 files[name] = _beside(folder, value)
+    for section in _others(tree).values():
+        for holder, key in _paths_of_other(section):
+            if isinstance(holder.get(key), str):
+                holder[key] = _beside(folder, holder[key])
+
+
+def _paths_of_other(section: Tree) -> Iterator[tuple[Tree, str]]:
+    """Where the settings of one other engine have paths: the section and the key."""
+    yield section, "ca_file"
+    voices = section.get("voices")
+    for voice in voices.values() if isinstance(voices, dict) else ():
+        if isinstance(voice, dict):
+            yield voice, "wav"
 
 
 def _beside(folder: Path, value: str) -> str:

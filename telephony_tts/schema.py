@@ -1,7 +1,7 @@
 """Reading a tree of plain values (from YAML) strictly into nested frozen dataclasses.
 
 The dataclass is the schema: its field types and defaults, rules in `Annotated`, a `conflicts()` method for problems
-between fields, and `field(repr=False)` for a secret.
+between fields, and `field(repr=False)` for a secret. A field may be a section, or map names to sections of one kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 Section = TypeVar("Section")
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 MAX_GUESSES = 4
 """The most keys that are suggested for an unknown key."""
 
@@ -115,6 +116,9 @@ class _Reader:
             if is_dataclass(hint):
                 given[item.name] = self.section(typing.cast(type[Any], hint), value, key)
                 continue
+            if (named := _named_section(hint)) is not None:
+                given[item.name] = self.sections(named, value, key)
+                continue
             try:
                 given[item.name] = _convert(hint, value)
             except ValueError as expected:
@@ -125,6 +129,21 @@ class _Reader:
             self._problems += [_join(path, conflict) for conflict in built.conflicts()]
         return built
 
+    def sections(self, section: type[Section], raw: object, path: str) -> dict[str, Section]:
+        """Sections of one kind, each with a name that the operator chose."""
+        if raw is None:
+            return {}
+        if not isinstance(raw, Mapping):
+            self._problems.append(f"{path}: {show(raw)} is wrong; expected sections, each with a name of its own")
+            return {}
+        found = {}
+        for name, content in raw.items():
+            if isinstance(name, str) and _NAME.fullmatch(name):
+                found[name] = self.section(section, content, _join(path, name))
+            else:
+                self._problems.append(f"{path}: {show(name)} is not a name; expected letters, digits, - and _")
+        return found
+
     def _unknown(self, section: type, key: object, path: str) -> str:
         """The message for an unknown key. It suggests keys that are spelt alike in this section, or have the same name
         in other sections. At the top level the latter come first: the section was probably forgotten."""
@@ -133,6 +152,14 @@ class _Reader:
         near = (alike or same) if path else (same or alike)
         guess = f" Did you mean {_one_of(near)}?" if 0 < len(near) <= MAX_GUESSES else ""
         return f"{_join(path, str(key))}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
+
+
+def _named_section(hint: Any) -> type[Any] | None:
+    """The dataclass of a field that maps names to sections. None for every other field."""
+    if typing.get_origin(hint) is not Mapping:
+        return None
+    kind: type[Any] = typing.get_args(hint)[1]
+    return kind if is_dataclass(kind) else None
 
 
 def _convert(hint: Any, value: object) -> object:

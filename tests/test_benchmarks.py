@@ -17,7 +17,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes", "fleet", "fleet_local",
+    "processes", "fleet", "fleet_local", "ops",
 )  # fmt: skip
 
 pytestmark = [
@@ -93,6 +93,14 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "remote_engine":
         assert set(results["summary"]) == {"local", "unix", "tcp"}
         assert all(row["turns"] > 0 and row["ratio"] > 0 and row["failed"] == 0 for row in results["summary"].values())
+    elif name == "ops":
+        others = results["engines_of_others"]
+        assert len(others["rows"]) == 4
+        for kind in ("openai", "triton"):
+            assert others[kind]["failed"] == 0 and others[kind]["rounds"][0]["direct"]["seen_ms"]["p50"] >= 50
+            assert others[kind]["rounds"][0]["through"]["seen_ms"]["p50"] >= 50
+            cancel = others[kind]["cancel"]
+            assert cancel["errors"] == [] and cancel["seen"] == cancel["clears"] == 8
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0

@@ -50,7 +50,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.logs": row("errors clock"),
     "telephony_tts.settings_tree": row("errors schema", "yaml"),
     "telephony_tts.config": row(
-        "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses"
+        "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses "
+        "engines.others.settings"
     ),
     "telephony_tts.event_loop": row("clock logs", "uvloop"),
     # Reads lexicon files for the app; pypinyin and re2 are extras, imported when a file asks for them.
@@ -86,6 +87,18 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.ray.reach": row(),
     "telephony_tts.engines.ray.watcher": row("clock", "ray"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
+    # Speech servers of other projects. What decides and what reads bytes is pure; each client is an extra.
+    "telephony_tts.engines.others": row("errors schema", not_stdlib=TASKS | IO),
+    "telephony_tts.engines.others.speech_server": row("errors audio.sound_file", "numpy"),
+    "telephony_tts.engines.others.speech_request": row("errors"),
+    "telephony_tts.engines.others.other_engine": row("errors clock logs", "numpy"),
+    "telephony_tts.engines.others.encryption": row("errors"),
+    "telephony_tts.engines.others.http_speech": row("errors", "httpx2"),
+    "telephony_tts.engines.others.omni_socket": row("errors", "websockets"),
+    "telephony_tts.engines.others.protobuf_schema": row(outside="google"),
+    "telephony_tts.engines.others.grpc_speech": row("errors", "grpc"),
+    "telephony_tts.engines.others.cosyvoice_grpc": row("errors", "grpc"),
+    "telephony_tts.engines.others.triton": row("errors", "grpc numpy"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
@@ -217,7 +230,7 @@ ROOMS: dict[str, str] = {
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
 
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "ray")
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "ray", "others")
 """Engines may share what lies beside them, not reach into each other. `remote` is the transport that `ray` uses too."""
 
 

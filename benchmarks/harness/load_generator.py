@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from harness import churn, doors, fleet_calls, speak, turns
+from harness import churn, doors, fleet_calls, other_engines, speak, turns
 
 SCENARIOS = {
     "speak": speak.run,
@@ -26,6 +26,8 @@ SCENARIOS = {
     "planned_calls": fleet_calls.planned_calls,
     "watched_speech": fleet_calls.watched_speech,
     "calls_through_restarts": fleet_calls.calls_through_restarts,
+    "direct_first_audio": other_engines.direct_first_audio,
+    "clears_until_seen": other_engines.clears_until_seen,
 }
 
 

@@ -151,7 +151,9 @@ class ServerProcess:
         if not line.startswith("port "):
             self._process.kill()
             raise RuntimeError(f"the server did not start; to see why, run: {' '.join(self._command)}")
-        self.port = int(line.split()[1])
+        self.ports = [int(word) for word in line.split()[1:] if word.isdecimal()]
+        """All that it prints; most servers have one."""
+        self.port = self.ports[0]
         if self._package is not None and (ran := line.split(maxsplit=2)[2].strip()) != str(self._package.resolve()):
             self.__exit__(None, None, None)
             raise RuntimeError(f"the server ran the package in {ran} instead of {self._package}")

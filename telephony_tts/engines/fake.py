@@ -7,17 +7,14 @@ test can replace.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import numpy as np
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
+from telephony_tts.engines.speaking_slots import SpeakingSlots
 from telephony_tts.engines.words import is_speakable, words
 from telephony_tts.errors import EngineError, UnknownVoice
 
@@ -65,56 +62,6 @@ def recognise(
     return "".join(heard)
 
 
-class _SpeakingSlots:
-    """`n` slots, each held by one utterance. The earliest deadline gets the next free one. 0: no limit."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.n_held = 0
-        self._held_ns = 0
-        self._changed_ns = monotonic_ns()
-        self._order = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-
-    @property
-    def held_s(self) -> float:
-        """Seconds for which slots were held, summed over the slots."""
-        return (self._held_ns + self.n_held * (monotonic_ns() - self._changed_ns)) / NS_PER_S
-
-    @asynccontextmanager
-    async def held(self, deadline_ns: int) -> AsyncGenerator[None, None]:
-        """Hold a slot, from when one is free."""
-        if self.n and self.n_held >= self.n:
-            turn = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (deadline_ns, next(self._order), turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._release()  # it got a slot in the moment in which it was cancelled
-                raise
-        else:
-            self._count(1)
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)  # the slot changes its holder
-                return
-        self._count(-1)
-
-    def _count(self, n: int) -> None:
-        now_ns = monotonic_ns()
-        self._held_ns += self.n_held * (now_ns - self._changed_ns)
-        self._changed_ns = now_ns
-        self.n_held += n
-
-
 class FakeEngine:
     """Speaks tones. `speed` is audio seconds per wall second; `first_audio_ms` is waited before the first chunk.
 
@@ -150,7 +97,7 @@ class FakeEngine:
         self.fail_after_chunks = fail_after_chunks
         self.hangs = hangs
         self.n_live = 0
-        self._slots = _SpeakingSlots(slots)
+        self._slots = SpeakingSlots(slots)
         self._n_begun = 0
         self._sample_rate_hz = sample_rate_hz
         self._ms_per_char = ms_per_char
