@@ -10,6 +10,7 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.front_connection import FrontConnection
 from telephony_tts.transport.fronts import ClaimFailed, Fronts
+from telephony_tts.transport.turn_traces import Tracing
 
 
 class Registry:
@@ -26,6 +27,8 @@ class Registry:
         self.group: asyncio.TaskGroup | None = None
         self.recordings: Recordings | None = None
         """Where calls are recorded, if the settings say so. None without a folder."""
+        self.tracing: Tracing | None = None
+        """Makes traces of turns. None: no turn is traced."""
         self.draining = False
         """No new calls are taken. Legs may still join live calls."""
         self.fronts: Fronts | None = None
@@ -141,6 +144,8 @@ class Registry:
         self._calls[call.id] = call
         self._alive.add(call)
         self._empty.clear()
+        if self.tracing is not None:
+            call.trace(self.tracing)
         if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
             call.recordings = self.recordings
             if self.recordings.settings.calls == "all":
