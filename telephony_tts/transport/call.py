@@ -509,7 +509,8 @@ class Call:
         """Pull one utterance from its engine: one chunk each time the session asks for one."""
         session, utterance, failover = self.session, run.utterance, self._catalog.failover
         compute_ns = audio_ns = 0
-        engine_name, outcome = "none", "cancelled"
+        engine_name = "none"
+        outcome: str | None = "cancelled"
         try:
             if run.given is None and utterance.more is not None:
                 engine, _ = self._catalog.resolve(
@@ -527,6 +528,7 @@ class Call:
                 run.speaker = voice
                 if run.given is None and (refusal := failover.refusal(engine, monotonic_ns())) is not None:
                     if self._hand_over(run, refusal):
+                        outcome = None  # it was not asked
                         return
                 elif utterance.more is not None and not engine.streams_text:
                     utterance = await run.whole()
@@ -584,7 +586,7 @@ class Call:
             if self._runs.get(utterance.id) is run:
                 del self._runs[utterance.id]
             run.end_text()
-            if utterance.insert is None and run.chosen is not None:
+            if utterance.insert is None and run.chosen is not None and outcome is not None:
                 labels = self._labels(run.chosen[1])
                 metrics.UTTERANCES.labels(*labels, outcome).inc()
                 # With `more` the time includes the bot's writing.
