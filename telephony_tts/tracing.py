@@ -69,6 +69,8 @@ class TracesOfCall:
     def __init__(self, tracer: trace.Tracer, call: Call) -> None:
         self._tracer = tracer
         self._call = call
+        self._to_unix_ns = unix_ns() - monotonic_ns()
+        """From the server's clock to that of the collector."""
         self._spans: dict[Turn, Span] = {}
 
     def trace_id(self, turn: Turn | None) -> str | None:
@@ -97,11 +99,11 @@ class TracesOfCall:
                 "telephony.call": call.id, "telephony.turn": turn.id, "telephony.media": call.kind,
                 "telephony.door": call.door,
             },
-            start_time=turn.begun_ns + _offset_ns(),
+            start_time=turn.begun_ns + self._to_unix_ns,
         )  # fmt: skip
 
     def _end(self, span: Span, turn: Turn, event: TurnEnd) -> None:
-        offset_ns, end_ns = _offset_ns(), monotonic_ns()
+        offset_ns, end_ns = self._to_unix_ns, monotonic_ns()
         span.set_attributes(_facts(turn, event))
         context = trace.set_span_in_context(span, Context())
         times = stages(turn)
@@ -147,8 +149,3 @@ def _parent(traceparent: str | None) -> Context:
     _, trace_id, span_id, flags = traceparent.split("-")[:4]
     bots = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16) & 1))
     return trace.set_span_in_context(NonRecordingSpan(bots), Context())
-
-
-def _offset_ns() -> int:
-    """From the server's clock to that of the collector."""
-    return unix_ns() - monotonic_ns()

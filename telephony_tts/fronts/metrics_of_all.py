@@ -113,7 +113,7 @@ def _add(whole: Families, families: Families, shared: frozenset[str]) -> None:
             into.samples[key] = value if before is None else _joined(name, key, before, value, shared)
         for key, exemplar in family.exemplars.items():
             known = into.exemplars.get(key)
-            if known is None or (exemplar.timestamp or 0) > (known.timestamp or 0):
+            if known is None or float(exemplar.timestamp or 0) > float(known.timestamp or 0):
                 into.exemplars[key] = exemplar
 
 

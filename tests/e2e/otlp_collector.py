@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -25,6 +26,8 @@ class Collector:
     spans: list[SpanOnWire] = field(default_factory=list)
     resources: list[dict[str, str]] = field(default_factory=list)
     n_requests: int = 0
+    n_open: int = 0
+    """Connections that are not closed yet."""
 
     def take(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
@@ -77,7 +80,16 @@ def collector() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def process_request(self, request: Any, client_address: Any) -> None:
+            taken.n_open += 1
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            super().shutdown_request(request)
+            taken.n_open -= 1
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         taken.endpoint = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
