@@ -433,6 +433,15 @@ def know_engine(name: str) -> None:
     SYNTHESIS_RTF.labels(name)
     for state in REPLICA_STATES:
         ENGINE_REPLICAS.labels(name, state)
+    know_voice(name, "other")
+
+
+def know_voice(engine: str, voice: str) -> None:
+    """Make the series of a voice, before the end of its first sentence. `voice` is a label of `VOICES`."""
+    for outcome in UTTERANCE_OUTCOMES:
+        UTTERANCES.labels(engine, voice, outcome)
+    SPEECH_SECONDS.labels(engine, voice)
+    SYNTHESIS_SECONDS.labels(engine, voice)
 
 
 class _OneFamily:

@@ -114,7 +114,7 @@ def test_value_adds_up_the_labels_that_are_not_given() -> None:
 # ------------------------------------------------------------------ OpenMetrics
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
-"""As Prometheus 2.42 asks."""
+"""As Prometheus asks."""
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_exemplars() -> None:

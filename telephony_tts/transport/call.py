@@ -604,7 +604,9 @@ class Call:
                 for engine in self._catalog.engines
             )
 
-        return voice.engine, metrics.VOICES.of(voice.name, is_listed)
+        label = metrics.VOICES.of(voice.name, is_listed)
+        metrics.know_voice(voice.engine, label)
+        return voice.engine, label
 
     def _watch(self, run: UtteranceRun) -> None:
         """Replace the engine if the audio that it was asked for is late. While the bot still writes the text, the

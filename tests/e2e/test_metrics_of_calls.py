@@ -215,6 +215,7 @@ def test_voices_that_nobody_knows_and_too_many_voices_share_a_label() -> None:
                 await spoken(bot, "Hm.")
         page = render()[0].decode()
         labels = {line for line in page.splitlines() if line.startswith("telephony_tts_utterances_total{")}
+        assert 'telephony_tts_utterances_total{engine="many",outcome="failed",voice="voice 0"} 0.0' in labels
         of_many = {line.split('voice="')[1].split('"')[0] for line in labels if 'engine="many"' in line}
         assert "other" in of_many and len(of_many) <= 41
         assert value("telephony_tts_utterances_total", engine="many", outcome="done") == 60

@@ -25,7 +25,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def programs() -> debian_packages.Unpacked:
     """The folder of the programs. Raises debian_packages.PeerUnavailable."""
-    return debian_packages.install(ROOT / ".peers" / "prometheus", ("prometheus",), "bookworm", 40)
+    return debian_packages.install(ROOT / ".peers" / "prometheus", ("prometheus",), "forky", 60)
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
