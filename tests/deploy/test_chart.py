@@ -441,9 +441,13 @@ def test_the_alerts_are_those_of_the_folder() -> None:
 
 
 def test_all_instances_have_the_job_that_the_alerts_look_for() -> None:
-    found = rendered(*EVERYTHING, "--name-template", "voice")
+    told = helm("template", "voice", str(CHART), *EVERYTHING)
+    assert told.returncode == 0, told.stderr
+    found = documents(told.stdout)
     services = [each for each in found if each["kind"] == "Service"]
-    for monitor in (each for each in found if each["kind"] == "ServiceMonitor"):
+    monitors = [each for each in found if each["kind"] == "ServiceMonitor"]
+    assert len(monitors) == 2
+    for monitor in monitors:
         wanted = monitor["spec"]["selector"]["matchLabels"]
         jobs = {
             each["metadata"]["labels"][monitor["spec"]["jobLabel"]]
