@@ -11,6 +11,7 @@ from harness import report
 _EXAMPLES = """examples:
   python benchmarks/ops.py                                  all parts
   python benchmarks/ops.py --parts engines_of_others        one part, about 5 minutes
+  python benchmarks/ops.py --parts watching,reload          two parts, about 7 minutes
 """
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import ipaddress
 import math
+import shutil
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,8 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from telephony_tts import event_loop, logs
+from telephony_tts import event_loop, logs, metrics
+from telephony_tts.certificate import expires_s
 from telephony_tts.config import Config, lexicon_names
+from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
@@ -55,10 +58,13 @@ if TYPE_CHECKING:
     from telephony_tts.engines.ray.engine import RayEngine
     from telephony_tts.engines.remote.client import RemoteEngine
     from telephony_tts.engines.remote.voice_client import RemoteVoices
+    from telephony_tts.tracing import TurnTracing
 
 _log = logs.get(__name__)
 
 _MB = 1_000_000
+_DISK_CHECK_S = 15.0
+_LAST_SPANS_S = 5.0
 _SHARED_START_S = 1_800.0
 """A front waits so long for an engine that all fronts share. To time a machine and to load a model takes minutes; the
 supervisor reports an engine that cannot start."""
@@ -431,9 +437,18 @@ def need_torch() -> None:
 
 
 def installed(part: str) -> bool:
-    """Whether the package of an engine, or of the language detector (py3langid), is installed."""
+    """Whether the package of an engine, of the language detector (py3langid) or of traces (opentelemetry) is there."""
+    if part == "opentelemetry":
+        return all(_has(module) for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
     package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
-    return package is None or importlib.util.find_spec(package) is not None
+    return package is None or _has(package)
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # the package that it is in
 
 
 def open_lexicons(config: Config) -> LexiconFiles | None:
@@ -536,6 +551,10 @@ def _tls(files: TlsFiles) -> ssl.SSLContext:
             why = f"the passphrase in {files.passphrase_file} does not open {files.key}"
             raise ConfigError(f"server.tls.passphrase_file: {why}") from error
         raise ConfigError(f"server.tls: {files.cert} and {files.key} do not work: {error}") from error
+    try:
+        metrics.CERTIFICATE_EXPIRES.labels("server.tls.cert").set(expires_s(files.cert))
+    except ValueError as error:  # it works, so the server starts
+        _log.warning("certificate_end_unknown", why=str(error))
     return tls
 
 
@@ -609,11 +628,12 @@ async def serve(
     catalog = build_catalog(config, shared=shared)
     server = Server(settings, catalog, front)
     server.registry.recordings = recordings
+    tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
     server.http = http_server(server, voices)
-    watch = None
+    watches = [asyncio.create_task(_watch_disks(config), name="watch disks")]
     if lexicons is not None and config.lexicons.check_s:
-        watch = asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s))
+        watches.append(asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s)))
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
             async with AsyncExitStack() as stack:
@@ -639,15 +659,19 @@ async def serve(
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()
     finally:
-        if watch is not None:
+        for watch in watches:
             watch.cancel()
         try:
             if voices is not None:
                 await voices.close()
             await catalog.close()
         finally:
-            if recordings is not None:
-                await recordings.close()
+            try:
+                if recordings is not None:
+                    await recordings.close()
+            finally:
+                if tracing is not None:
+                    await _close_tracing(tracing)
     _log.info("stopped")
 
 
@@ -660,6 +684,55 @@ async def _watch_lexicons(lexicons: LexiconFiles, check_s: float) -> None:
             await asyncio.to_thread(lexicons.reload)
         except Exception:
             _log.exception("lexicons_not_checked")  # the lexicons stay as they are, and are checked again
+
+
+async def _watch_disks(config: Config) -> None:
+    """Measure the free space of the folders that the server writes to, beside the event loop: a disk of the network may
+    hang."""
+    voices = voice_directory(config)
+    folders = {
+        "recordings": config.recordings.folder,
+        "phrases": config.phrases.folder if config.phrases.enabled else None,
+        "voices": None if voices is None else str(voices),
+    }
+    written = {name: folder for name, folder in folders.items() if folder is not None}
+    pool = DaemonPool(1, "disks")
+    try:
+        while written:
+            for name, folder in written.items():
+                try:
+                    usage = await asyncio.wrap_future(pool.submit(shutil.disk_usage, folder))
+                except OSError:
+                    continue  # it does not exist yet
+                metrics.DISK_FREE_BYTES.labels(name).set(usage.free)
+                metrics.DISK_SIZE_BYTES.labels(name).set(usage.total)
+            await asyncio.sleep(_DISK_CHECK_S)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def open_tracing(config: Config) -> TurnTracing | None:
+    """What makes spans of turns, None without a collector. OpenTelemetry is an extra. Raises EngineUnavailable."""
+    settings = config.tracing
+    if settings.endpoint is None:
+        return None
+    if not installed("opentelemetry"):
+        raise ConfigError(
+            "tracing.endpoint is set, and traces need OpenTelemetry: pip install -e '.[otel]' in the checkout"
+        )
+    from telephony_tts.tracing import TurnTracing
+
+    return TurnTracing(settings.endpoint, settings.share, version())
+
+
+async def _close_tracing(tracing: TurnTracing) -> None:
+    """Send the last spans, unless the collector takes too long."""
+    pool = DaemonPool(1, "last spans")
+    sent = asyncio.wrap_future(pool.submit(tracing.close))
+    _, late = await asyncio.wait((sent,), timeout=_LAST_SPANS_S)
+    if late:
+        _log.warning("spans_lost", why=f"tracing.endpoint did not take the last spans within {_LAST_SPANS_S:g} s")
+    pool.shutdown(wait=False)
 
 
 def open_recordings(config: Config) -> Recordings | None:

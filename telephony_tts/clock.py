@@ -18,6 +18,11 @@ def thread_cpu_ns() -> int:
     return time.thread_time_ns()
 
 
+def unix_ns() -> int:
+    """Nanoseconds since 1970, for times that other programs read."""
+    return time.time_ns()
+
+
 def unix_s() -> float:
     """Seconds since 1970, to compare with the times of files."""
     return time.time()

@@ -21,7 +21,7 @@ from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.remote.addresses import parse_addresses
 from telephony_tts.errors import ConfigError
 from telephony_tts.recording.settings import RecordingSettings
-from telephony_tts.schema import Between, OneOf, Spelt, read_section, show
+from telephony_tts.schema import Between, OneOf, Spelt, Url, read_section, show
 from telephony_tts.session.settings import BargeInSettings, CallerSettings, DtmfSettings, SpeechSettings
 from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.transport.settings import (
@@ -275,6 +275,15 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """The section `tracing`: OpenTelemetry spans of turns. Without `endpoint` there are none. `share` of the turns that
+    do not belong to a span of the bot is traced."""
+
+    endpoint: Annotated[str | None, Url(("http", "https"))] = None
+    share: Annotated[float, Between(0, 1)] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSettings = field(default_factory=ServerSettings)
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -295,6 +304,7 @@ class Config:
     lexicons: LexiconSettings = field(default_factory=LexiconSettings)
     recordings: RecordingSettings = field(default_factory=RecordingSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
 
 _PATHS = (

@@ -7,19 +7,35 @@ test reads them before and after:
     ...
     assert value("telephony_tts_turns_total", outcome="cleared") == before + 1
 
-Label values come from the fixed sets below or from the configuration, never from a peer: they are never deleted.
+Label values come from the fixed sets below or from the configuration. Where a peer or an engine could bring others,
+`BoundedLabel` limits how many there are. No series is ever deleted.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -54,6 +70,30 @@ class LoopHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
+MetricFamilies = Iterator[Metric]
+"""What a registry of the library collects."""
+
+
+class BoundedLabel:
+    """At most `most` values of a label: the first ones that were used. All others are "other", and so is a value that
+    is not a plain word."""
+
+    _PLAIN = re.compile(r"[\w.:+ -]{1,64}")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def of(self, value: str, may_be_new: Callable[[], bool] = lambda: True) -> str:
+        """The label for `value`. `may_be_new` says whether a value that was not used before may have its own label."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._most or not self._PLAIN.fullmatch(value) or not may_be_new():
+            return "other"
+        self._known.add(value)
+        return value
+
+
 RELOADS = ("loaded", "failed")
 MEDIA_KINDS = (
     "stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch", "telnyx", "plivo", "signalwire",
@@ -61,7 +101,17 @@ MEDIA_KINDS = (
 )  # fmt: skip
 """Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
 
+DOORS = (
+    "native", "http", "openai", "deepgram", "deepgram_flux", "elevenlabs", "cartesia", "dashscope", "jambonz", "vapi",
+    "cosyvoice",
+)  # fmt: skip
+"""Whose protocol the bot speaks. "http" is our own API, `/tts/stream`."""
+
 OUTCOMES = ("done", "cleared", "error")
+TURN_STAGES = ("text", "queue", "first_audio")
+UTTERANCE_OUTCOMES = ("done", "cancelled", "failed")
+HTTP_CODES = ("2xx", "4xx", "5xx")
+REPLICA_STATES = ("known", "ready")
 PHRASE_PLACES = ("memory", "disk", "made", "not_kept")
 LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
@@ -75,15 +125,55 @@ REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_reque
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
 LATENESS_BUCKETS_MS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000)
+UNDERRUN_BUCKETS_MS = (20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
+"""From one frame of silence, which few callers notice, to a pause after which they speak."""
+CALL_BUCKETS_S = (5, 15, 30, 60, 120, 300, 600, 1800, 3600)
+
+VOICES = BoundedLabel(40)
+ERROR_CODES = BoundedLabel(40)
+
+BUILD = Info("telephony_tts_build", "What is running.", registry=REGISTRY)
+_PYTHON = platform.python_version()
+BUILD.info({"version": "unknown", "python": _PYTHON})
+with suppress(importlib.metadata.PackageNotFoundError):  # it may run from a folder that was not installed
+    BUILD.info({"version": importlib.metadata.version("telephony-tts"), "python": _PYTHON})
 
 # ------------------------------------------------------------------------ calls
 
 CALLS_LIVE = Gauge("telephony_tts_calls_live", "Calls now, by media kind.", ["media"], registry=REGISTRY)
 CALLS = Counter("telephony_tts_calls_total", "Calls accepted, by media kind.", ["media"], registry=REGISTRY)
+CALLS_LIMIT = Gauge(
+    "telephony_tts_calls_limit",
+    "The most calls (limits.calls) and HTTP requests (vendors.http_streams) at a time.",
+    ["of"],
+    registry=REGISTRY,
+)
+CALL_SECONDS = Histogram(
+    "telephony_tts_call_seconds",
+    "Duration of calls that have ended, by media kind.",
+    ["media"],
+    buckets=CALL_BUCKETS_S,
+    registry=REGISTRY,
+)
 REFUSED = Counter("telephony_tts_refused_total", "Connections refused, by reason.", ["reason"], registry=REGISTRY)
 
 FRONTS = Gauge("telephony_tts_fronts", "Processes of the server that are running.", registry=REGISTRY)
 FRONTS.set(1)
+FRONTS_WANTED = Gauge(
+    "telephony_tts_fronts_wanted", "Processes of the server that should run (server.processes).", registry=REGISTRY
+)
+FRONTS_WANTED.set(1)
+FRONTS_READY = Gauge(
+    "telephony_tts_fronts_ready", "Processes of the server that can begin calls: loaded, and not draining.",
+    registry=REGISTRY,
+)
+FRONT_RESTARTS = Counter(
+    "telephony_tts_front_restarts_total", "Processes of the server that replaced one that had ended.", registry=REGISTRY
+)
+HTTP_RESPONSES = Counter(
+    "telephony_tts_http_responses_total", "Responses of the HTTP API, by door and status code.", ["door", "code"],
+    registry=REGISTRY,
+)
 MOVED = Counter(
     "telephony_tts_connections_moved_total",
     "Connections that were moved to another process of the server: it has their call, known from the address (call) or "
@@ -94,12 +184,24 @@ MOVED = Counter(
 
 # ------------------------------------------------------------------------ turns
 
-TURNS = Counter("telephony_tts_turns_total", "Turns ended, by outcome.", ["outcome"], registry=REGISTRY)
+TURNS = Counter(
+    "telephony_tts_turns_total", "Turns ended, by door and outcome.", ["door", "outcome"], registry=REGISTRY
+)
+ERRORS = Counter("telephony_tts_errors_total", "Errors that bots were told, by code.", ["code"], registry=REGISTRY)
 MARKS = Counter("telephony_tts_marks_total", "Marks ended, by state.", ["state"], registry=REGISTRY)
 TEXT_CHARACTERS = Counter("telephony_tts_text_characters_total", "Characters of text received.", registry=REGISTRY)
 FIRST_AUDIO_MS = Histogram(
     "telephony_tts_first_audio_ms",
-    "First sentence of a turn complete to its first frame written.",
+    "First sentence of a turn complete to its first frame written, by door.",
+    ["door"],
+    buckets=FIRST_AUDIO_BUCKETS_MS,
+    registry=REGISTRY,
+)
+TURN_STAGE_MS = Histogram(
+    "telephony_tts_turn_stage_ms",
+    "Where the time before a turn is heard went: the bot writes its first sentence (text), the sentence waits for an "
+    "engine (queue), the engine works and the first frame is sent (first_audio).",
+    ["stage"],
     buckets=FIRST_AUDIO_BUCKETS_MS,
     registry=REGISTRY,
 )
@@ -157,6 +259,12 @@ FRAME_LATENESS_MS = LoopHistogram(
     registry=REGISTRY,
 )
 UNDERRUNS = Counter("telephony_tts_underruns_total", "A frame was due and none was ready.", registry=REGISTRY)
+UNDERRUN_MS = Histogram(
+    "telephony_tts_underrun_ms",
+    "Silence that an underrun put into the speech. Underruns that an interruption ended are not in it.",
+    buckets=UNDERRUN_BUCKETS_MS,
+    registry=REGISTRY,
+)
 EVENT_LOOP_LAG_MS = LoopHistogram(
     "telephony_tts_event_loop_lag_ms",
     "How much later than asked the event loop ran a timer.",
@@ -190,6 +298,41 @@ ENGINE_WORK = Gauge(
     "Work of an engine since its process began, by the engine's names (docs/cosyvoice2.md): steps, cancellations "
     "and seconds of speech; batches, rows and seconds by stage.",
     ["engine", "what"],
+    registry=REGISTRY,
+)
+ENGINE_REPLICAS = Gauge(
+    "telephony_tts_engine_replicas",
+    "Processes of an engine that are known, and those of them that accept sentences.",
+    ["engine", "state"],
+    registry=REGISTRY,
+)
+ENGINE_RESTARTS = Gauge(
+    "telephony_tts_engine_restarts",
+    "Times that a process of an engine was replaced after it had failed. Only grows.",
+    ["engine"],
+    registry=REGISTRY,
+)
+ENGINE_FIRST_CHUNK_MS = Histogram(
+    "telephony_tts_engine_first_chunk_ms",
+    "An engine was asked for a sentence to its first audio, by engine.",
+    ["engine"],
+    buckets=FIRST_AUDIO_BUCKETS_MS,
+    registry=REGISTRY,
+)
+UTTERANCES = Counter(
+    "telephony_tts_utterances_total",
+    "Sentences given to an engine, by engine, voice and outcome.",
+    ["engine", "voice", "outcome"],
+    registry=REGISTRY,
+)
+SPEECH_SECONDS = Counter(
+    "telephony_tts_speech_seconds_total", "Speech that engines have made, by engine and voice.", ["engine", "voice"],
+    registry=REGISTRY,
+)
+SYNTHESIS_SECONDS = Counter(
+    "telephony_tts_synthesis_seconds_total",
+    "Time that calls waited for that speech, by engine and voice.",
+    ["engine", "voice"],
     registry=REGISTRY,
 )
 FAILOVERS = Counter(
@@ -234,14 +377,34 @@ RECORDING_HOLES = Counter(
     "telephony_tts_recording_holes_total", "Holes in recordings because the disk was too slow.", registry=REGISTRY
 )
 
+# ----------------------------------------------------------------- the machine
+
+DISK_FREE_BYTES = Gauge(
+    "telephony_tts_disk_free_bytes", "Free space of the disk of a folder that the server writes to.", ["folder"],
+    registry=REGISTRY,
+)
+DISK_SIZE_BYTES = Gauge(
+    "telephony_tts_disk_size_bytes", "Size of the disk of a folder that the server writes to.", ["folder"],
+    registry=REGISTRY,
+)
+CERTIFICATE_EXPIRES = Gauge(
+    "telephony_tts_certificate_expires_timestamp_seconds",
+    "When the certificate ends that the server uses (server.tls.cert).",
+    ["setting"],
+    registry=REGISTRY,
+)
+
 # A series that appears with its first event has no increase() for that event, so all series are made here. labels()
 # costs more than inc(), so code on the frame path keeps the child: SENT_BYTES.labels(leg="media").
 for _metric, _values in (
     (CALLS_LIVE, MEDIA_KINDS),
     (CALLS, MEDIA_KINDS),
+    (CALL_SECONDS, MEDIA_KINDS),
+    (CALLS_LIMIT, ("calls", "requests")),
+    (FIRST_AUDIO_MS, DOORS),
+    (TURN_STAGE_MS, TURN_STAGES),
     (REFUSED, REFUSALS),
     (MOVED, MOVES),
-    (TURNS, OUTCOMES),
     (MARKS, MARK_STATES),
     (CALLER_SPEECH, SPEECH_OUTCOMES),
     (PAUSES, PAUSE_REASONS),
@@ -256,16 +419,79 @@ for _metric, _values in (
 ):
     for _value in _values:
         _metric.labels(_value)
+for _door in DOORS:
+    for _value in OUTCOMES:
+        TURNS.labels(_door, _value)
+    for _value in HTTP_CODES:
+        HTTP_RESPONSES.labels(_door, _value)
 
 
-def render() -> tuple[bytes, str]:
+def know_engine(name: str) -> None:
+    """Make the series of an engine, before its first sentence."""
+    for metric in (ENGINE_QUEUED, ENGINE_RUNNING, ENGINE_LOAD, ENGINE_RESTARTS, ENGINE_FIRST_CHUNK_MS, REPLICAS_LOST):
+        metric.labels(name)
+    SYNTHESIS_RTF.labels(name)
+    for state in REPLICA_STATES:
+        ENGINE_REPLICAS.labels(name, state)
+    know_voice(name, "other")
+
+
+def know_voice(engine: str, voice: str) -> None:
+    """Make the series of a voice, before the end of its first sentence. `voice` is a label of `VOICES`."""
+    for outcome in UTTERANCE_OUTCOMES:
+        UTTERANCES.labels(engine, voice, outcome)
+    SPEECH_SECONDS.labels(engine, voice)
+    SYNTHESIS_SECONDS.labels(engine, voice)
+
+
+class _OneFamily:
+    """A registry of one metric, for an encoder of the library."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
+_END = b"# EOF\n"
+"""Ends a page of OpenMetrics."""
+
+
+def encode(families: Iterable[Metric], accept: str) -> Iterator[bytes]:
+    """The body of `/metrics`, a metric at a time, so that the event loop can do other work between two of them.
+
+    `accept` is the header of the scraper. Exemplars are in the page if it accepts OpenMetrics.
+    """
+    encoder: Callable[[Any], bytes] = choose_encoder(accept)[0]
+    is_open = False
+    for metric in families:
+        page = encoder(_OneFamily(metric))
+        is_open = is_open or page.endswith(_END)
+        yield page.removesuffix(_END)
+    if is_open:
+        yield _END
+
+
+def content_type(accept: str) -> str:
+    """Of the page that `encode` makes."""
+    return choose_encoder(accept)[1]
+
+
+def render(accept: str = "") -> tuple[bytes, str]:
     """The body of `/metrics` and its content type."""
-    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+    return b"".join(encode(REGISTRY.collect(), accept)), content_type(accept)
 
 
 def value(sample: str, **labels: str) -> float:
-    """A sample by its exposed name, such as "telephony_tts_first_audio_ms_count". Raises KeyError if there is none."""
-    found = REGISTRY.get_sample_value(sample, labels)
-    if found is None:
+    """The sum of the samples of an exposed name, such as "telephony_tts_first_audio_ms_count", that have these labels.
+    Raises KeyError if there is none."""
+    found = [
+        each.value
+        for metric in REGISTRY.collect()
+        for each in metric.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    ]
+    if not found:
         raise KeyError(f"{sample} {labels}")
-    return found
+    return float(sum(found))

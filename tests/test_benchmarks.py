@@ -101,6 +101,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
             assert others[kind]["rounds"][0]["through"]["seen_ms"]["p50"] >= 50
             cancel = others[kind]["cancel"]
             assert cancel["errors"] == [] and cancel["seen"] == cancel["clears"] == 8
+        watching = results["watching"]
+        assert watching["scraped"]["scrape_ms"]["p50"] > 0 and watching["scraped"]["n_series"] > 50
+        assert watching["traced"][0]["n_spans"] > 0 and watching["traced"][0]["ratio"] > 0
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0
@@ -121,7 +124,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         for row in results["runs"].values():
             assert row["calls"] == 60 and 0 < row["utilisation"] < 1 and row["cost_per_call_hour"] > 0
     elif name == "fleet_local":
-        assert len(results["kill"]["rows"]) == 3 and results["restart"]["rounds"][0]["frames"] > 100
+        assert results["kill"]["rows"][0]["measured"] == "0 of 3" and results["restart"]["rounds"][0]["frames"] > 100
+        assert results["drain"]["statuses"] == [0, 0] and results["drain"]["calls"]["cut"] == []
+        assert results["drain"]["calls"]["done"] > 3 and results["drain"]["calls"]["frames"] > 100
         assert all(one["happened"]["back_ms"] > 0 for one in results["kill"]["rounds"])
         assert results["restart"]["rounds"][0]["happened"]["statuses"] == [0, 0, 0]
         assert min(results["routing"]["measured"]["utilisation_of_each"]) > 0

@@ -48,6 +48,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.schema": row(),
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
+    "telephony_tts.certificate": row(),
+    # Traces of turns; the package is an extra, imported when a collector is configured.
+    "telephony_tts.tracing": row("logs clock session transport wire", "opentelemetry"),
     "telephony_tts.settings_tree": row("errors schema", "yaml"),
     "telephony_tts.config": row(
         "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses "

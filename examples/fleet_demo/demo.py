@@ -34,8 +34,8 @@ _EXAMPLES = """examples:
 SHOWN = (
     ("telephony_tts_fronts", "front processes"),
     ("telephony_tts_calls_live", "calls now"),
-    ('telephony_tts_turns_total{outcome="done"}', "turns spoken to their end"),
-    ('telephony_tts_turns_total{outcome="error"}', "turns that failed"),
+    ('telephony_tts_turns_total{door="native",outcome="done"}', "turns spoken to their end"),
+    ('telephony_tts_turns_total{door="native",outcome="error"}', "turns that failed"),
     ("telephony_tts_replicas_lost_total", "sentences that another replica went on with"),
     ("telephony_tts_underruns_total", "gaps in the speech"),
 )

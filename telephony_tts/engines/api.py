@@ -242,6 +242,7 @@ class EngineStats:
     listeners would hear gaps. 0 while the engine is idle.
     `is_ready`: false while the engine does not respond or restarts; utterances then wait or are refused.
     `retry_after_ms`: when the engine is expected to be ready again; 0 if unknown.
+    `n_replicas`: the processes that the engine is known to have; `n_lost` of them accept nothing now.
     """
 
     n_queued: int = 0
@@ -249,6 +250,8 @@ class EngineStats:
     load: float = 0.0
     is_ready: bool = True
     retry_after_ms: int = 0
+    n_replicas: int = 1
+    n_lost: int = 0
 
 
 @runtime_checkable

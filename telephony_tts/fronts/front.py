@@ -13,7 +13,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.fronts import metrics_folder
 from telephony_tts.fronts.claims import Claims, UsedNonces
 from telephony_tts.fronts.loads import Loads, name_of, parts_of
-from telephony_tts.fronts.metrics_of_all import Families, added, packed, page, snapshot, unpacked
+from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, packed, snapshot, unpacked
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import SocketMover
 from telephony_tts.fronts.spreading import better_front
@@ -51,6 +51,9 @@ class Front:
         self._mover = SocketMover(folder.socket_of, self.name)
         self._gauges: Callable[[], None] = lambda: None
         loads.begin(number, generation)
+        metrics.FRONTS_WANTED.set(loads.n)
+        if generation > 1:
+            metrics.FRONT_RESTARTS.inc()
 
     # ---------------------------------------------------------------- calls
 
@@ -158,20 +161,30 @@ class Front:
             except Exception:
                 _log.exception("metrics_not_kept")
 
-    async def metrics(self, own: Callable[[], None]) -> tuple[bytes, str]:
+    async def metrics(self, own: Callable[[], None]) -> metrics.MetricFamilies:
         self._gauges = own
-        running: dict[str, Families] = {self.name: unpacked(self._snapshot())}
+        of_fronts = {self.name: self._snapshot()}
         names = list(self._other_loads())
         answers = await asyncio.gather(*(self._metrics_of(name) for name in names))
-        running |= {name: families for name, families in zip(names, answers, strict=True) if families is not None}
-        now, ended = metrics_folder.with_ended(self._folder.metrics, running)
-        return page(added(now, ended, self._shared_engines))
+        of_fronts |= {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        # In a thread: to read and add them takes some milliseconds for each front, and frames are due meanwhile.
+        return metrics_of(await asyncio.to_thread(self._sum, of_fronts))
 
-    async def _metrics_of(self, name: str) -> Families | None:
+    def _sum(self, of_fronts: dict[str, bytes]) -> Families:
+        running = {}
+        for name, answer in of_fronts.items():
+            try:
+                running[name] = unpacked(answer)
+            except ValueError as error:
+                _log.warning("metrics_missing", front=name, why=str(error))
+        now, ended = metrics_folder.with_ended(self._folder.metrics, running)
+        return added(now, ended, self._shared_engines)
+
+    async def _metrics_of(self, name: str) -> bytes | None:
         try:
-            return unpacked(await self._mover.metrics(name))
+            return await self._mover.metrics(name)
         except FrontGone:
             return None
-        except (OSError, EOFError, TimeoutError, ValueError) as error:
+        except (OSError, EOFError, TimeoutError) as error:
             _log.warning("metrics_missing", front=name, why=str(error) or type(error).__name__)
             return None

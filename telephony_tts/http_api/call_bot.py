@@ -102,13 +102,14 @@ class HttpBot:
         call.session.new_bot(self._limits, tells_sent=True)  # nothing of an earlier request's settings stays
         call.session.use_lexicons(wanted.lexicons)
         self._responses[response.turn] = self._beginning = response
+        call.door = wanted.door
         call.receive(
             m.Configure(
                 voice=wanted.voice, lang=wanted.lang, speed=wanted.speed, seed=wanted.seed, instruct=wanted.instruct
             )
         )
         if not response.is_over:
-            call.receive(m.Say(wanted.text, response.turn))
+            call.receive(m.Say(wanted.text, response.turn, traceparent=wanted.traceparent))
         self._beginning = None
         if call.over:
             response.end(_over("the call is over"))

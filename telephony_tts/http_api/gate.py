@@ -21,6 +21,7 @@ from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
+from telephony_tts.wire.fields import traceparent
 from telephony_tts.wire.vendor import query_of
 
 BODY_PIECE_S = 20.0
@@ -67,6 +68,10 @@ class Gate:
         headers = _headers(scope)
         held = bytearray()
         scope = _without_call(scope)
+        door = scope["state"]["door"] = door_of(scope["path"])
+        sent = headers.get_all("traceparent")
+        scope["state"]["traceparent"] = traceparent(sent[0]) if len(sent) == 1 else None
+        send = _counted(door, send)
         try:
             try:
                 is_open = scope["path"] in _OPEN
@@ -143,6 +148,29 @@ class Gate:
                 raise Busy("too many large bodies come at the same time", retry_after_ms=2_000)
             if not message.get("more_body", False):
                 return True
+
+
+_DOORS = (
+    ("/v1/audio", "openai"), ("/v1/models", "openai"), ("/v1/speak", "deepgram"), ("/v1/text-to-speech", "elevenlabs"),
+    ("/tts/bytes", "cartesia"), ("/vapi", "vapi"), ("/jambonz", "jambonz"), ("/inference", "cosyvoice"),
+)  # fmt: skip
+
+
+def door_of(path: str) -> str:
+    """Whose HTTP API has this path: one of `metrics.DOORS`."""
+    return next((door for begin, door in _DOORS if path.startswith(begin)), "http")
+
+
+def _counted(door: str, send: Send) -> Send:
+    """Counts the response that is sent."""
+
+    async def send_counted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            code = "2xx" if message["status"] < 400 else "4xx" if message["status"] < 500 else "5xx"
+            metrics.HTTP_RESPONSES.labels(door, code).inc()
+        await send(message)
+
+    return send_counted
 
 
 def _without_call(scope: Scope) -> Scope:

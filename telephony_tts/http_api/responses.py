@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from fastapi.responses import Response
@@ -164,8 +165,9 @@ class HttpApi:
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
 
-        def speech(call: str | None, lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
-            return self._streams.open(replace(wanted, call=call, lexicons=lexicons), encoder.rate_hz)
+        def speech(state: Mapping[str, Any]) -> AbstractAsyncContextManager[Audio]:
+            of_request = {name: state[name] for name in ("call", "lexicons", "door", "traceparent")}
+            return self._streams.open(replace(wanted, **of_request), encoder.rate_hz)
 
         content_type = content_type or encoder.content_type
         return SpeechResponse(speech, encoder, wrap or (lambda audio: audio), content_type, self.server.outside_log)
@@ -191,12 +193,13 @@ class SpeechResponse(Response):
     """Speaks while it is sent, and streams the audio. The status goes out with the first audio, so an error before that
     is raised (TelephonyTTSError) and has a response of its own. A client that goes away ends the speech at once.
 
-    `speech` begins to speak: in the call that the request joins, with the lexicons of its token.
+    `speech` begins to speak. It gets what the gate knows of the request: the call that it joins, the lexicons of its
+    token, its door and its span.
     """
 
     def __init__(
         self,
-        speech: Callable[[str | None, tuple[str, ...]], AbstractAsyncContextManager[Audio]],
+        speech: Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Audio]],
         encoder: StreamEncoder,
         wrap: Callable[[Audio], Audio],
         content_type: str,
@@ -239,7 +242,7 @@ class SpeechResponse(Response):
                 await send(message)
 
         async with (
-            self._speech(scope["state"]["call"], scope["state"]["lexicons"]) as audio,
+            self._speech(scope["state"]) as audio,
             aclosing(_encoded(audio, self._encoder)) as encoded,
             aclosing(self._wrap(encoded)) as body,
         ):

@@ -74,6 +74,7 @@ class SpeechStreams:
         )  # fmt: skip
         catalog = Throttled(self._server.catalog, self._room, self._turnstile)
         call = new_call(speech, cast(EngineCatalog, catalog), "http")
+        call.door = request.door
         leg = catalog.leg = ResponseLeg(call)
         self._server.registry.begin(call)
         try:
@@ -82,11 +83,12 @@ class SpeechStreams:
             call.session.use_lexicons(request.lexicons)
             how = {name: getattr(request, name) for name in ("voice", "lang", "speed", "seed", "instruct")}
             call.receive(m.Configure(**how))
-            call.receive(m.Say(request.text))
+            call.receive(m.Say(request.text, traceparent=request.traceparent))
             async with aclosing(leg.audio()) as audio:
                 yield audio
         finally:
-            call.finish(1000, "the request has ended")
+            call.sent_is_played()
+            call.cut_off("client_gone", 1000, "the request has ended")
 
     def _admit(self) -> None:
         server = self._server

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """What to speak, and how. None: the server decides. `lexicons` are those of the request's token, by name. `call`
-    is the call whose caller hears it; None: the response has the speech."""
+    is the call whose caller hears it; None: the response has the speech. `door` is one of `metrics.DOORS`, and
+    `traceparent` the client's span."""
 
     text: str
     voice: str | None = None
@@ -18,3 +19,5 @@ class SpeechRequest:
     instruct: str | None = None
     lexicons: tuple[str, ...] = ()
     call: str | None = None
+    door: str = "http"
+    traceparent: str | None = None

@@ -55,4 +55,12 @@ class Finish:
     reason: str
 
 
-Effect = Synthesize | FeedText | Pull | CancelSynthesis | LoadBed | Finish | ToBot | ToMedia
+@dataclass(frozen=True, slots=True)
+class UnderrunEnded:
+    """The caller has heard `ms` of silence in the turn, because the engine was late. For metrics."""
+
+    turn: str
+    ms: float
+
+
+Effect = Synthesize | FeedText | Pull | CancelSynthesis | LoadBed | Finish | UnderrunEnded | ToBot | ToMedia

@@ -61,8 +61,9 @@ class Intake:
     # ---------------------------------------------------------------- text
 
     def say(
-        self, text: str, turn_id: str | None, now_ns: int, text_type: str | None = None, *, private: bool = False
-    ) -> None:
+        self, text: str, turn_id: str | None, now_ns: int, text_type: str | None = None, *, private: bool = False,
+        traceparent: str | None = None,
+    ) -> None:  # fmt: skip
         """A whole turn. `text_type` is "text" or "ssml", None for what the call has."""
         if turn_id is not None and any(turn.id == turn_id for turn in self._turns):
             self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
@@ -72,21 +73,21 @@ class Intake:
             self.close_turn(self._implicit, now_ns)
         turn = self._new(turn_id, text, now_ns, text_type, whole=True)
         if turn is not None:
-            turn.is_private = private
+            turn.is_private, turn.traceparent = private, traceparent
             turn.append(text, now_ns)
             self.close_turn(turn, now_ns)
 
     def text(
         self, text: str, turn_id: str | None, last: bool, now_ns: int, text_type: str | None = None, *,
-        private: bool = False,
+        private: bool = False, traceparent: str | None = None,
     ) -> None:  # fmt: skip
-        """A piece of a turn. `text_type` and `private` of the first piece hold for the turn."""
+        """A piece of a turn. `text_type`, `private` and `traceparent` of the first piece hold for the turn."""
         turn = self._find(turn_id) if turn_id is not None else self._implicit
         if turn is None:
             turn = self._new(turn_id, text, now_ns, text_type)
             if turn is None:
                 return
-            turn.is_private = private
+            turn.is_private, turn.traceparent = private, traceparent
             if turn_id is None:
                 self._implicit = turn
         elif turn.closed:

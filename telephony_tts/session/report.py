@@ -21,6 +21,22 @@ def latency(turn: Turn) -> dict[str, float | None]:
     }
 
 
+def stages(turn: Turn) -> dict[str, tuple[int, int]]:
+    """When each stage before the turn was heard began and ended, in order. A turn that ended early has not all."""
+    first = turn.parts[0] if turn.parts else None
+    if first is None:
+        return {}
+    found: dict[str, tuple[int, int]] = {}
+    begin_ns = turn.begun_ns
+    for name, end_ns in (("text", first.ready_ns), ("queue", first.begun_ns), ("first_audio", turn.first_frame_ns)):
+        if end_ns is None:
+            break
+        # Another turn's clear may have had this one synthesised again.
+        found[name] = begin_ns, max(begin_ns, end_ns)
+        begin_ns = found[name][1]
+    return found
+
+
 def status(call: str, has_media: bool, turns: list[Turn], buffered_ms: int, n_underruns: int) -> StatusReport:
     """A snapshot of the call."""
     speaking = next((turn.id for turn in turns if turn.first_frame_ns is not None), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from telephony_tts.session.bed import Bed
-from telephony_tts.session.effects import Effect
+from telephony_tts.session.effects import Effect, UnderrunEnded
 from telephony_tts.session.marks import NO_SAMPLE, MarkState
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
@@ -190,9 +190,11 @@ class Sender:
                     return False
                 self.allowance -= 1
                 if turn.in_gap:
-                    if playout.resume_at(max(now_ns, self.silent_until_ns)):
+                    if gap_ns := playout.resume_at(max(now_ns, self.silent_until_ns)):
                         self._resumed(turn)
-                    turn.in_gap = False
+                        if turn.gap_is_underrun:
+                            self._out.append(UnderrunEnded(turn.id, gap_ns / 1e6))
+                    turn.in_gap = turn.gap_is_underrun = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
                 turn.recent.append(payload)
@@ -260,7 +262,8 @@ class Sender:
         waits_for_engine = turn.n_done < len(turn.parts)
         if not turn.is_dry:
             turn.is_dry = True
-            turn.underruns += waits_for_engine and not turn.waits_for_bot
+            turn.gap_is_underrun = waits_for_engine and not turn.waits_for_bot
+            turn.underruns += turn.gap_is_underrun
         if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
             # Between utterances the end of the last word must not wait inside the resampler for the next sentence.
             turn.encoder.drain()
@@ -343,7 +346,7 @@ class Sender:
             elif not turn.sent_all and turn.playout.t0_ns is not None:
                 # All that was sent was heard. The schedule must not go on meanwhile.
                 turn.playout.stop(turn.playout.n_sent)
-                turn.in_gap = False
+                turn.in_gap = turn.gap_is_underrun = False
         self._begin_anew(heard_samples, now_ns)
         for turn, heard in heard_samples.items():
             turn.heard_samples, turn.anchor = max(turn.heard_samples, heard), None

@@ -11,7 +11,7 @@ happen. It calls `poll` after each of them, and no later than `deadline_ns`. Pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from telephony_tts.audio.encoder import silent_frame
@@ -44,6 +44,8 @@ from telephony_tts.wire import messages as m
 
 _MS = 1_000_000
 _S = 1_000_000_000
+TurnEnd = m.Done | m.Cleared | m.ErrorEvent
+_OUTCOMES = {m.Done: "done", m.Cleared: "cleared", m.ErrorEvent: "error"}
 _LATEST_BEGIN_NS = 2 * _S
 """A peer that reports later than this that it begins to play was without a connection, or speaks of other audio."""
 
@@ -95,6 +97,8 @@ class Session:
         self.n_underruns = 0
         self.n_lexicon_readings = 0
         """Words of turns that are over, which lexicons read."""
+        self.on_turn_over: Callable[[Turn, TurnEnd], None] | None = None
+        """Called with each turn that has ended, and with its last event."""
         if settings.separate_turns:
             self.let_turns_give_way()
 
@@ -181,9 +185,14 @@ class Session:
         self._last_active_ns = now_ns
         match message:
             case m.Text(text, turn_id, last):
-                self._intake.text(text, turn_id, last, now_ns, message.text_type, private=message.private)
+                self._intake.text(
+                    text, turn_id, last, now_ns, message.text_type, private=message.private,
+                    traceparent=message.traceparent,
+                )  # fmt: skip
             case m.Say(text, turn_id):
-                self._intake.say(text, turn_id, now_ns, message.text_type, private=message.private)
+                self._intake.say(
+                    text, turn_id, now_ns, message.text_type, private=message.private, traceparent=message.traceparent
+                )
             case m.End(turn_id):
                 if (turn := self._intake.named(turn_id, "end")) is not None:
                     self._intake.close_turn(turn, now_ns)
@@ -447,18 +456,18 @@ class Session:
             text = turn.source
             heard_at_ms = position * 1000 // self.settings.rate_hz
             if error is None:
-                self._out.append(
-                    m.Cleared(turn.id, text[:offset], offset, heard_at_ms, text[offset:], basis, reason)
+                self._end_turn(
+                    turn, m.Cleared(turn.id, text[:offset], offset, heard_at_ms, text[offset:], basis, reason)
                 )
             else:
-                self._out.append(
+                self._end_turn(
+                    turn,
                     m.ErrorEvent(
                         error.code, error.message, turn=turn.id, retryable=error.retryable,
                         retry_after_ms=error.retry_after_ms,
                         heard_text=text[:offset], heard_ms=heard_at_ms, unheard_text=text[offset:],
-                    )
+                    ),
                 )
-            self._forget(turn, "cleared" if error is None else "error")
         return True
 
     def pause(self, reason: str, now_ns: int, *, heard_ms: int | None = None) -> bool:
@@ -616,26 +625,39 @@ class Session:
                 if now_ns < at_ns and not (peer_marks and not is_awaited):
                     wake.append(at_ns)
                     return
-            self._playhead.report_all_played(turn)
-            self.turns.pop(0)
-            self._last_active_ns = now_ns
-            if turn.n_skipped or not turn.parts:
-                self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
-            self._out.append(
-                m.Done(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz, turn.n_source_chars,
-                       turn.underruns, latency(turn), speakers(turn.parts))
-            )
-            self._forget(turn, "done")
+            self._end_played(turn, now_ns)
         if self._pause.is_on:
             self._pause.drop()  # what was paused had been heard to its end
 
+    def _end_played(self, turn: Turn, now_ns: int) -> None:
+        self._playhead.report_all_played(turn)
+        self.turns.remove(turn)
+        self._last_active_ns = now_ns
+        if turn.n_skipped or not turn.parts:
+            self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
+        self._end_turn(
+            turn,
+            m.Done(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz, turn.n_source_chars,
+                   turn.underruns, latency(turn), speakers(turn.parts)),
+        )  # fmt: skip
+
+    def sent_is_played(self, now_ns: int) -> None:
+        """End the turns that were sent to their end: the peer keeps their audio, and plays it when it wants."""
+        for turn in [turn for turn in self.turns if turn.sent_all]:
+            self._end_played(turn, now_ns)
+        self._dirty = True
+
     # -------------------------------------------------------------- details
 
-    def _forget(self, turn: Turn, outcome: str) -> None:
+    def _end_turn(self, turn: Turn, event: TurnEnd) -> None:
+        """Every turn ends here, with its last event."""
+        self._out.append(event)
         self.n_underruns += turn.underruns
         self.n_lexicon_readings += turn.n_lexicon_readings
-        self._intake.forget(turn, outcome)
+        self._intake.forget(turn, _OUTCOMES[type(event)])
         self._sounds.turn_ended(turn.id)
+        if self.on_turn_over is not None:
+            self.on_turn_over(turn, event)
 
     def _finish(self, code: int, reason: str) -> None:
         self.finished = True

@@ -126,6 +126,8 @@ class Turn:
         self.closed = False
         self.is_private = False
         """The engines must not keep its audio."""
+        self.traceparent: str | None = None
+        """The bot's span that the turn belongs to, as in W3C Trace Context."""
         self.parts: list[Part] = []
         self.encoder, self.playout = outlet(settings)
         self._n_beginnings = 0
@@ -136,6 +138,8 @@ class Turn:
         self.underruns = 0
         self.in_gap = False
         """A frame was missing when it was due. The schedule moves when the next frame is sent."""
+        self.gap_is_underrun = False
+        """The gap is the engine's fault."""
         self.is_dry = False
         """The engine or the bot was late. True until audio comes, so that one underrun counts once."""
         self.ready_since_ns = now_ns
@@ -594,7 +598,7 @@ class Turn:
         for _ in range(n_lost):
             self.again.appendleft(self.recent.pop())
         self.playout.stop(self.playout.n_sent - n_lost)
-        self.sent_all = self.in_gap = False
+        self.sent_all = self.in_gap = self.gap_is_underrun = False
         self.marks.take_back(self.n_sent_samples)
 
     @property

@@ -21,9 +21,10 @@ from telephony_tts.errors import EngineError, ReplicaLost, SoundError, Telephony
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
-from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize, UnderrunEnded
 from telephony_tts.session.session import Session
 from telephony_tts.transport.journal import Journal
+from telephony_tts.transport.turn_traces import Tracing
 from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
 
@@ -107,9 +108,25 @@ class Call:
         """Where the call can be recorded. None if it cannot."""
         self.recording: LiveRecording | None = None
         self._n_recordings = 0
+        self.traceparent: str | None = None
+        """The bot's span that turns without one of their own belong to."""
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(session, self.log)
+        session.on_turn_over = self._journal.turn_over
         self._has_warned_of_language = False
+
+    @property
+    def door(self) -> str:
+        """Whose protocol the bot speaks: one of `metrics.DOORS`."""
+        return self._journal.door
+
+    @door.setter
+    def door(self, door: str) -> None:
+        self._journal.door = door
+
+    def trace(self, tracing: Tracing) -> None:
+        """Make a trace of each turn from now on."""
+        self._journal.traces = tracing.of_call(self)
 
     # ---------------------------------------------------------------- legs
 
@@ -212,6 +229,11 @@ class Call:
         now_ns = monotonic_ns()
         self._drive(now_ns, lambda: self.session.close(now_ns, code=code, reason=reason))
 
+    def sent_is_played(self) -> None:
+        """The peer has all that was sent, and plays it when it wants."""
+        now_ns = monotonic_ns()
+        self._drive(now_ns, self.session.sent_is_played, now_ns)
+
     def cut_off(self, why: str, code: int, reason: str) -> None:
         """End the call in the middle of its speech."""
         now_ns = monotonic_ns()
@@ -267,6 +289,7 @@ class Call:
             assert self._end is not None
             code, reason = self._end
             duration_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
+            metrics.CALL_SECONDS.labels(media=self.kind).observe(duration_ms / 1000)
             self.log.summary("call_ended", code=code, reason=reason, duration_ms=duration_ms)
             self._group = None
 
@@ -393,6 +416,8 @@ class Call:
                         self._loop.call_soon(self.finish, code, reason)
                     case m.MediaMark() | m.MediaClear():
                         self._to_media(effect)
+                    case UnderrunEnded():
+                        self._journal.note_underrun(effect)
                     case m.MediaTones(digits):
                         self._journal.note_tones(digits, "message")
                         self._to_media(effect)
@@ -464,6 +489,7 @@ class Call:
 
     async def _speak_kept(self, run: UtteranceRun, voice: Voice, chunks: Sequence[Chunk]) -> None:
         """Give the session the rest of an utterance, of which it has the first audio, as it asks for it."""
+        outcome = "cancelled"
         try:
             for chunk in chunks:
                 await asyncio.sleep(0)  # as in `_speak`
@@ -473,15 +499,18 @@ class Call:
             await run.until_pulled()
             now_ns = monotonic_ns()
             self._drive(now_ns, self.session.audio_ended, run.utterance.id, now_ns)
+            outcome = "done"
         finally:
             if self._runs.get(run.utterance.id) is run:
                 del self._runs[run.utterance.id]
+            metrics.UTTERANCES.labels(*self._labels(voice), outcome).inc()
 
     async def _speak(self, run: UtteranceRun) -> None:
         """Pull one utterance from its engine: one chunk each time the session asks for one."""
         session, utterance, failover = self.session, run.utterance, self._catalog.failover
         compute_ns = audio_ns = 0
         engine_name = "none"
+        outcome: str | None = "cancelled"
         try:
             if run.given is None and utterance.more is not None:
                 engine, _ = self._catalog.resolve(
@@ -499,6 +528,7 @@ class Call:
                 run.speaker = voice
                 if run.given is None and (refusal := failover.refusal(engine, monotonic_ns())) is not None:
                     if self._hand_over(run, refusal):
+                        outcome = None  # it was not asked
                         return
                 elif utterance.more is not None and not engine.streams_text:
                     utterance = await run.whole()
@@ -513,6 +543,8 @@ class Call:
                     compute_ns += now_ns - asked_ns
                     if chunk is None:
                         break
+                    if not audio_ns and utterance.more is None and utterance.insert is None:
+                        metrics.ENGINE_FIRST_CHUNK_MS.labels(engine_name).observe(compute_ns / NS_PER_MS)
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                     speaker = _replica_name(engine_name, run) if failover is not None or run.n_lost else None
                     session.audio(utterance.id, chunk, now_ns, voice.gain_db, speaker)
@@ -526,6 +558,7 @@ class Call:
                 if run.lacks_text:
                     raise EngineError(f"the engine {engine_name} ended before it had the end of the text")
                 failover.succeeded(engine_name)
+            outcome = "done"
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except SoundError as error:
             # The turn goes on without the sound.
@@ -535,14 +568,17 @@ class Call:
             now_ns = monotonic_ns()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
+            outcome = "failed"
             self._failed(run, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+            outcome = "failed"
             # This task was not cancelled: a task inside the engine was, and the turn would wait for ever.
             self._failed(run, EngineError(f"the engine {engine_name} gave up"))
         except Exception:
+            outcome = "failed"
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
             self._failed(run, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
@@ -550,9 +586,27 @@ class Call:
             if self._runs.get(utterance.id) is run:
                 del self._runs[utterance.id]
             run.end_text()
-            # With `more` the time includes the bot's writing.
-            if audio_ns and utterance.more is None and utterance.insert is None:
-                metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+            if utterance.insert is None and run.chosen is not None and outcome is not None:
+                labels = self._labels(run.chosen[1])
+                metrics.UTTERANCES.labels(*labels, outcome).inc()
+                # With `more` the time includes the bot's writing.
+                if audio_ns and utterance.more is None:
+                    metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+                    metrics.SPEECH_SECONDS.labels(*labels).inc(audio_ns / NS_PER_S)
+                    metrics.SYNTHESIS_SECONDS.labels(*labels).inc(compute_ns / NS_PER_S)
+
+    def _labels(self, voice: Voice) -> tuple[str, str]:
+        """The engine and the voice, for metrics. Voices that an engine does not list may be made by peers."""
+
+        def is_listed() -> bool:
+            return any(
+                engine.name == voice.engine and voice.name in [each.name for each in engine.voices]
+                for engine in self._catalog.engines
+            )
+
+        label = metrics.VOICES.of(voice.name, is_listed)
+        metrics.know_voice(voice.engine, label)
+        return voice.engine, label
 
     def _watch(self, run: UtteranceRun) -> None:
         """Replace the engine if the audio that it was asked for is late. While the bot still writes the text, the

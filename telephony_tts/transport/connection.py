@@ -25,6 +25,7 @@ from websockets.protocol import CONNECTING, OPEN
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
+from telephony_tts.wire.fields import traceparent
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions
 from telephony_tts.wire.vendor import VendorDialect
@@ -255,6 +256,12 @@ class CallConnection(DirectConnection, ServerConnection):
     def own_host(self) -> str:
         """The address of ours that the peer has connected to."""
         return str(self.local_address[0])
+
+    @property
+    def traceparent(self) -> str | None:
+        """The span of the peer that its request names, if it names one."""
+        sent = [] if self.request is None else self.request.headers.get_all("traceparent")
+        return traceparent(sent[0]) if len(sent) == 1 else None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

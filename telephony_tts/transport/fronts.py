@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.metrics import MetricFamilies
 
 MAX_MOVED_BYTES = 1 << 18
 """The most bytes of a peer that move with its socket. A start message of a media leg is less than a kilobyte."""
@@ -136,6 +137,5 @@ class Fronts(Protocol):
         Raises FrontGone, with `sock` still open, if the other front has ended. Raises OSError or TimeoutError if it did
         not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
 
-    async def metrics(self, own: Callable[[], None]) -> tuple[bytes, str]:
-        """The body of `/metrics` for all fronts together, and its content type. `own` refreshes the gauges of this
-        front."""
+    async def metrics(self, own: Callable[[], None]) -> MetricFamilies:
+        """The metrics of all fronts together, for `metrics.encode`. `own` refreshes the gauges of this front."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from telephony_tts import logs, metrics
-from telephony_tts.session.session import Session
+from telephony_tts.clock import NS_PER_MS
+from telephony_tts.session.effects import UnderrunEnded
+from telephony_tts.session.report import stages
+from telephony_tts.session.session import Session, TurnEnd
+from telephony_tts.session.turn import Turn
+from telephony_tts.transport.turn_traces import CallTraces
 from telephony_tts.wire import messages as m
 
 
@@ -14,6 +19,31 @@ class Journal:
         self._session = session
         self._log = log
         self._n_underruns = self._n_lexicon_readings = 0
+        self.door = "native"
+        """One of `metrics.DOORS`."""
+        self.traces: CallTraces | None = None
+        """Where turns are traced, if they are."""
+
+    def turn_over(self, turn: Turn, event: TurnEnd) -> None:
+        """A turn has ended with `event`, which `note` gets too."""
+        if turn.first_frame_ns is not None:
+            for stage, (begin_ns, end_ns) in stages(turn).items():
+                metrics.TURN_STAGE_MS.labels(stage).observe((end_ns - begin_ns) / NS_PER_MS)
+        if self.traces is not None:
+            self.traces.ended(turn, event)
+
+    def note_underrun(self, underrun: UnderrunEnded) -> None:
+        metrics.UNDERRUN_MS.observe(underrun.ms, self._exemplar(underrun.turn))
+
+    def _exemplar(self, turn_id: str) -> dict[str, str]:
+        """Where to look for more about a turn. OpenMetrics allows 128 characters, so long names are cut."""
+        found = {"call": self._session.settings.call[:64], "turn": turn_id[:16]}
+        if self.traces is not None and (trace_id := self.traces.trace_id(self._turn(turn_id))) is not None:
+            found["trace_id"] = trace_id
+        return found
+
+    def _turn(self, turn_id: str) -> Turn | None:
+        return next((turn for turn in self._session.turns if turn.id == turn_id), None)
 
     def note_tones(self, digits: str, by: str) -> None:
         """Count digits that go to the telephone side. `w` is a pause between them."""
@@ -23,23 +53,24 @@ class Journal:
         """Record an event that goes to the bot, and what the session has counted."""
         match event:
             case m.Started():
-                metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
+                metrics.FIRST_AUDIO_MS.labels(self.door).observe(event.first_audio_ms, self._exemplar(event.turn))
                 self._log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
             case m.Done():
-                metrics.TURNS.labels(outcome="done").inc()
+                metrics.TURNS.labels(self.door, "done").inc()
                 self._log.info(
                     "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
                     latency=event.latency,
                 )
             case m.Cleared():
-                metrics.TURNS.labels(outcome="cleared").inc()
+                metrics.TURNS.labels(self.door, "cleared").inc()
                 self._log.info(
                     "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
                     heard=logs.speech(event.heard_text),
                 )
             case m.ErrorEvent():
+                metrics.ERRORS.labels(metrics.ERROR_CODES.of(event.code)).inc()
                 if event.turn is not None:
-                    metrics.TURNS.labels(outcome="error").inc()
+                    metrics.TURNS.labels(self.door, "error").inc()
                 self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
             case m.Paused():
                 metrics.PAUSES.labels(reason=event.reason).inc()

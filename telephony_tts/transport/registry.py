@@ -11,6 +11,7 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.front_connection import FrontConnection
 from telephony_tts.transport.fronts import ClaimFailed, Fronts
+from telephony_tts.transport.turn_traces import Tracing
 
 
 class Registry:
@@ -27,6 +28,8 @@ class Registry:
         self.group: asyncio.TaskGroup | None = None
         self.recordings: Recordings | None = None
         """Where calls are recorded, if the settings say so. None without a folder."""
+        self.tracing: Tracing | None = None
+        """Makes traces of turns. None: no turn is traced."""
         self.draining = False
         """No new calls are taken. Legs may still join live calls."""
         self.fronts: Fronts | None = None
@@ -152,6 +155,8 @@ class Registry:
         self.changed()
         self._check_limit(call)
         self._empty.clear()
+        if self.tracing is not None:
+            call.trace(self.tracing)
         if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
             call.recordings = self.recordings
             if self.recordings.settings.calls == "all":

@@ -89,6 +89,8 @@ class Server:
         self.http: HttpSide | None = None
         """Serves HTTP requests that are not for a WebSocket. Set it before `running`."""
         self.catalog = catalog
+        for engine in catalog.engines:
+            metrics.know_engine(engine.name)
         self.registry = Registry()
         self._fronts = self.registry.fronts = fronts
         if fronts is not None:
@@ -422,12 +424,11 @@ class Server:
     ) -> Response | Coroutine[Any, Any, Response] | None:
         """Plain HTTP, or a refusal before the upgrade; None lets the WebSocket open."""
         assert isinstance(connection, CallConnection)
-        if self._fronts is not None:
-            if isinstance(connection, FrontConnection) and connection.is_adopted:
-                self._read_again(connection, request)
-                return None
-            if request.path.partition("?")[0] == "/metrics":
-                return self._answer_metrics(connection, request, self._fronts)
+        if isinstance(connection, FrontConnection) and connection.is_adopted:
+            self._read_again(connection, request)
+            return None
+        if request.path.partition("?")[0] == "/metrics":
+            return self._answer_metrics(connection, request)
         return self._for_method(request, self._answer_path(connection, request))
 
     def _for_method(self, request: Request, response: Response | None) -> Response | None:
@@ -459,9 +460,9 @@ class Server:
 
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
-        plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
+        plain = {"/healthz": self._healthz, "/readyz": self._readyz}.get(path)
         vendor = vendor_of(request.path)
-        for_programs = vendor is not None or path in ("/metrics", "/v1/stream", *_LEGS)
+        for_programs = vendor is not None or path in ("/v1/stream", *_LEGS)
         if for_programs and (refusal := self._refuse_page(connection, request)):
             return refusal
         if plain is not None:
@@ -680,19 +681,24 @@ class Server:
             return _respond(HTTPStatus.OK, "ready\n")
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
 
-    def _metrics(self, request: Request) -> Response:
-        if (refusal := self._refuse_metrics(request)) is not None:
-            return refusal
-        self.refresh_gauges()
-        body, content_type = metrics.render()
-        return _response(HTTPStatus.OK, content_type, body)
+    async def _answer_metrics(self, connection: CallConnection, request: Request) -> Response:
+        """The metrics, of all fronts together if there are several.
 
-    async def _answer_metrics(self, connection: CallConnection, request: Request, fronts: Fronts) -> Response:
-        """The metrics of all fronts together."""
+        Exemplars name calls, so only a scraper that may use the server gets them: it has a token, or there are none.
+        """
         response = self._refuse_page(connection, request) or self._refuse_metrics(request)
         if response is None:
-            body, content_type = await fronts.metrics(self.refresh_gauges)
-            response = _response(HTTPStatus.OK, content_type, body)
+            accept = _only(request.headers, "Accept") if self._authorised(request) else ""
+            if self._fronts is None:
+                self.refresh_gauges()
+                families: metrics.MetricFamilies = iter(metrics.REGISTRY.collect())
+            else:
+                families = await self._fronts.metrics(self.refresh_gauges)
+            pieces = []
+            for piece in metrics.encode(families, accept):
+                pieces.append(piece)
+                await asyncio.sleep(0)  # frames of calls do not wait for the whole page
+            response = _response(HTTPStatus.OK, metrics.content_type(accept), b"".join(pieces))
         answer = self._for_method(request, response)
         assert answer is not None
         return answer
@@ -703,13 +709,21 @@ class Server:
         return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
 
     def refresh_gauges(self) -> None:
-        """Set the metrics that are read from the engines."""
+        """Set the metrics that are read from the engines and the settings."""
+        metrics.CALLS_LIMIT.labels("calls").set(self.settings.limits.calls)
+        metrics.CALLS_LIMIT.labels("requests").set(self.settings.vendors.http_streams)
+        metrics.FRONTS_READY.set(self.is_ready and not self.draining)
         for name, stats in self.catalog.stats().items():
+            metrics.ENGINE_REPLICAS.labels(name, "known").set(stats.n_replicas)
+            n_ready = stats.n_replicas - stats.n_lost if stats.is_ready else 0
+            metrics.ENGINE_REPLICAS.labels(name, "ready").set(n_ready)
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
             metrics.ENGINE_RUNNING.labels(engine=name).set(stats.n_running)
             metrics.ENGINE_LOAD.labels(engine=name).set(stats.load)
         for engine in self.catalog.engines:
-            for what, value in engine.counters().items():
+            work = engine.counters()
+            metrics.ENGINE_RESTARTS.labels(engine.name).set(work.get("restarts", 0))
+            for what, value in work.items():
                 metrics.ENGINE_WORK.labels(engine=engine.name, what=what).set(value)
         if (failover := self.catalog.failover) is not None:
             for name, is_open in failover.open_circuits(monotonic_ns()).items():

@@ -71,6 +71,7 @@ async def serve_stream(
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
     connection.log = call.log
+    call.traceparent = connection.traceparent
     registry.joined(connection)
     try:
         if not joins:

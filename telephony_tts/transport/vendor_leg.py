@@ -210,6 +210,7 @@ async def serve_vendor(
         connection.end(4409, f"call {call_id} already has a bot")
         return
     connection.log = call.log
+    call.traceparent, call.door = connection.traceparent, vendor.name
     registry.joined(connection)
     leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
     try:

@@ -24,6 +24,7 @@ MAX_MARK_CHARS = 256
 MAX_MS = 86_400_000  # one day: longer than any call, and safe in every later integer computation
 MAX_EXACT_INT = 2**53 - 1  # JavaScript reads larger integers inexactly
 
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ECHO_CHARS = 80
 _T = TypeVar("_T")
@@ -40,6 +41,12 @@ class BadField(Exception):
 def clean(text: str) -> str:
     """Replace lone surrogates by U+FFFD: JSON can express them, UTF-8 cannot."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def traceparent(value: str) -> str | None:
+    """The value if it is a `traceparent` of W3C Trace Context, else None. A later version may have more fields."""
+    first, is_later = value[:55], value[:3] != "00-" and value[55:56] == "-"
+    return first if _TRACEPARENT.fullmatch(first) and (len(value) == 55 or is_later) else None
 
 
 def quote(value: object) -> str:

@@ -16,24 +16,26 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Say:
     """A whole turn in one message. `text_type` is "text" or "ssml", None for what the call has. The audio of a
-    `private` turn is not kept."""
+    `private` turn is not kept. `traceparent` is the bot's span that the turn belongs to."""
 
     text: str
     turn: str | None = None
     private: bool = False
     text_type: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A piece of a turn's text, as the bot produces it; `last` closes the turn. The first piece decides its
-    `text_type` and whether it is `private`."""
+    `text_type`, its `traceparent` and whether it is `private`."""
 
     text: str
     turn: str | None = None
     last: bool = False
     private: bool = False
     text_type: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

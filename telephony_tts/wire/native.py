@@ -26,6 +26,7 @@ from telephony_tts.wire.fields import (
     parse_object,
     quote,
     require,
+    traceparent,
 )
 from telephony_tts.wire.messages import (
     UNTIL_SPEECH,
@@ -178,11 +179,13 @@ class NativeCodec:
         match f.get("type"):
             case "say":
                 text_type = f.choice("text_type", TURN_TEXT_TYPES)
-                return Say(self._text(f, "text"), f.name("turn"), f.flag("private"), text_type)
+                return Say(self._text(f, "text"), f.name("turn"), f.flag("private"), text_type, _traceparent(f))
             case "text":
                 field = "token" if f.get("text") is None and f.get("token") is not None else "text"
                 text_type = f.choice("text_type", TURN_TEXT_TYPES)
-                return Text(self._text(f, field), f.name("turn"), f.flag("last"), f.flag("private"), text_type)
+                return Text(
+                    self._text(f, field), f.name("turn"), f.flag("last"), f.flag("private"), text_type, _traceparent(f)
+                )
             case "end":
                 return End(f.name("turn"))
             case "flush":
@@ -282,6 +285,12 @@ class NativeCodec:
         # Two kinds of binary frames on one leg would be indistinguishable; media events name their track.
         head = b'{"event":"media","media":{"track":"inbound","timestamp":"%d","payload":"' % audio.timestamp_ms
         return head + b2a_base64(audio.payload, newline=False) + b'"}}', True
+
+
+def _traceparent(f: Fields) -> str | None:
+    """None if there is none, or if it cannot be read: a mistake in it must not cost the bot its speech."""
+    value = f.get("traceparent")
+    return traceparent(value) if isinstance(value, str) else None
 
 
 def _ping_id(f: Fields) -> str | int | None:

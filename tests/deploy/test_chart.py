@@ -14,6 +14,7 @@ from deploy_tools import (
     MACHINES,
     MANIFESTS,
     NAMESPACE,
+    ROOT,
     Document,
     documents,
     helm,
@@ -87,6 +88,7 @@ def test_a_wrong_document_does_not_fit_the_schemas() -> None:
         "NetworkPolicy": ("spec", "podSelectors", {}),
         "ScaledObject": ("spec", "minReplicaCount", "two"),
         "ServiceMonitor": ("spec", "endpoints", {}),
+        "PrometheusRule": ("spec", "rules", []),
         "RayService": ("spec", "serveConfig", "x"),
     }
     spoilt = [json.loads(json.dumps(next(each for each in found if each["kind"] == kind))) for kind in wrong]
@@ -420,19 +422,36 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
     assert differences(schema, values, "") == []
 
 
-# ------------------------------------------------------------------- dashboard
+# --------------------------------------------------------- dashboards and alerts
 
 
-def test_the_dashboard_shows_metrics_that_the_server_has() -> None:
-    dashboard = json.loads((CHART / "dashboards" / "telephony-tts.json").read_text(encoding="utf-8"))
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    shown = {name for query in queries for name in re.findall(r"(?:telephony_tts|process)_\w+", query)}
-    exposed = metrics.render()[0].decode()
-    # A labelled metric without a value yet shows only its description.
-    described = set(re.findall(r"^# TYPE (\w+)", exposed, re.MULTILINE))
-    known = described | {f"{name}_bucket" for name in described}
-    assert len(shown) > 12 and shown - known == set()
-    assert (
-        of_kind(rendered(*EVERYTHING), "ConfigMap", "telephony-tts-dashboard")["data"]["telephony-tts.json"].strip()
-        == (CHART / "dashboards" / "telephony-tts.json").read_text(encoding="utf-8").strip()
-    )
+def test_the_dashboards_are_those_of_the_folder() -> None:
+    folder = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    told = of_kind(rendered(*EVERYTHING), "ConfigMap", "telephony-tts-dashboard")["data"]
+    assert len(folder) == 4 and {name: json.loads(text) for name, text in told.items()} == {
+        name: json.loads(text) for name, text in folder.items()
+    }
+
+
+def test_the_alerts_are_those_of_the_folder() -> None:
+    """Prometheus's own templates in the annotations are not read by Helm."""
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
+    told = of_kind(rendered(*EVERYTHING), "PrometheusRule")["spec"]
+    assert told == rules and "$labels.instance" in json.dumps(told)
+
+
+def test_all_instances_have_the_job_that_the_alerts_look_for() -> None:
+    told = helm("template", "voice", str(CHART), *EVERYTHING)
+    assert told.returncode == 0, told.stderr
+    found = documents(told.stdout)
+    services = [each for each in found if each["kind"] == "Service"]
+    monitors = [each for each in found if each["kind"] == "ServiceMonitor"]
+    assert len(monitors) == 2
+    for monitor in monitors:
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        jobs = {
+            each["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+            for each in services
+            if wanted.items() <= each["metadata"]["labels"].items()
+        }
+        assert jobs == {"telephony-tts"}

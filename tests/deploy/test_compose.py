@@ -112,13 +112,18 @@ def test_the_bridge_and_asterisk_reach_the_server() -> None:
 
 def test_prometheus_reads_services_that_are_there_and_grafana_its_dashboard() -> None:
     scraped = yaml.safe_load((FILE.parent / "compose" / "prometheus.yml").read_text(encoding="utf-8"))
+    (rules,) = scraped["rule_files"]
+    sources_of = {target: source for source, target in mounts("prometheus")}
+    mounted = (FILE.parent / sources_of[rules]).resolve()
+    assert mounted == (ROOT / "deploy" / "prometheus" / "rules.yaml").resolve()
     targets = [each for job in scraped["scrape_configs"] for part in job["static_configs"] for each in part["targets"]]
     read = bridge_config.load(str(FILE.parent / "compose" / "bridge.yaml"), environ={})
     assert targets == ["server:8080", f"bridge:{read.http.port}"] and read.http.host == "0.0.0.0"
     places = {target: source for source, target in mounts("grafana")}
     provider = yaml.safe_load((FILE.parent / "compose" / "grafana" / "dashboards.yaml").read_text(encoding="utf-8"))
     (path,) = [each["options"]["path"] for each in provider["providers"]]
-    assert list(Path(FILE.parent / places[path]).glob("*.json"))
+    shown = sorted(Path(FILE.parent / places[path]).resolve().glob("*.json"))
+    assert shown == sorted((ROOT / "deploy" / "grafana").resolve().glob("*.json")) and len(shown) == 4
     sources = yaml.safe_load((FILE.parent / "compose" / "grafana" / "datasources.yaml").read_text(encoding="utf-8"))
     assert sources["datasources"][0]["url"] == "http://prometheus:9090"
 

@@ -99,11 +99,11 @@ def test_metrics_count_calls_turns_and_marks() -> None:
             moved = {name: after[name] - before.get(name, 0) for name in after}
             assert after['telephony_tts_calls_live{media="stream"}'] == 0
             assert moved['telephony_tts_calls_total{media="stream"}'] == 1
-            assert moved['telephony_tts_turns_total{outcome="done"}'] == 1
-            assert moved['telephony_tts_turns_total{outcome="cleared"}'] == 1
+            assert moved['telephony_tts_turns_total{door="native",outcome="done"}'] == 1
+            assert moved['telephony_tts_turns_total{door="native",outcome="cleared"}'] == 1
             assert moved['telephony_tts_marks_total{state="played"}'] == 1
             assert moved["telephony_tts_text_characters_total"] == len("One turn.Another turn, cleared.")
-            assert moved["telephony_tts_first_audio_ms_count"] == 2
+            assert moved['telephony_tts_first_audio_ms_count{door="native"}'] == 2
             assert moved["telephony_tts_cancel_to_silence_ms_count"] == 1
             assert moved["telephony_tts_frame_lateness_ms_count"] >= len(bot.frames) - 1
             assert moved['telephony_tts_sent_bytes_total{leg="media"}'] == n_bytes

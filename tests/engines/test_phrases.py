@@ -21,6 +21,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.phrase_store import FOLDER, FORMAT, DamagedPhrase, PhraseStore, from_bytes, to_bytes
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.errors import ConfigError, EngineError
+from telephony_tts.metrics import value
 
 pytest.importorskip("diskcache")
 pytestmark = pytest.mark.slow  # threads and files
@@ -183,6 +184,7 @@ def test_memory_is_bounded_and_the_least_recent_phrase_goes_first() -> None:
             await speak(kept, replace(HELLO, text=texts[0]))
             await speak(kept, replace(HELLO, text=f"Number {'abcdefghijkl'[n]} thank you for calling us today."))
             assert store.n_bytes <= store.memory_bytes
+            assert value("telephony_tts_phrase_bytes") == store.n_bytes
         n_asked = engine.n_asked
         await speak(kept, replace(HELLO, text=texts[0]))
         assert engine.n_asked == n_asked

@@ -25,6 +25,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus
 from telephony_tts.fronts.metrics_of_all import unpacked
 from telephony_tts.wire.plivo import signature_v3
 
+DONE_8 = 'telephony_tts_turns_total{door="native",outcome="done"} 8.0'
 pytestmark = pytest.mark.timed
 
 SENTENCE = "Your parcel left the depot on Tuesday."
@@ -358,13 +359,13 @@ def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path) -> None:
                 for _ in range(2):
                     page = await asyncio.to_thread(server.page)
                     pages.append(page)
-                assert 'telephony_tts_turns_total{outcome="done"} 8.0' in pages[0], front
+                assert DONE_8 in pages[0], front
             assert server.metric('telephony_tts_calls_live{media="stream"}') == 8
             assert server.metric("telephony_tts_frame_lateness_ms_count") == n_frames
             assert server.metric("telephony_tts_fronts") == 2
             # While a front hangs, the page has what it had counted.
             with server.stopped(1):
-                assert 'telephony_tts_turns_total{outcome="done"} 8.0' in await asyncio.to_thread(server.page)
+                assert DONE_8 in await asyncio.to_thread(server.page)
             for bot in [*bots[0], *bots[1]]:
                 await bot.aclose()
 
@@ -377,13 +378,13 @@ def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path) -> None:
             while len(server.logged("front_started")) < n + 2 or len(server.logged("ready")) < n + 2:
                 assert time.monotonic() < end_s, server.log[-5:]
                 time.sleep(0.05)
-            assert server.metric('telephony_tts_turns_total{outcome="done"}') == 8
+            assert server.metric('telephony_tts_turns_total{door="native",outcome="done"}') == 8
 
 
 def _kept_turns(server: FrontServer) -> float:
     """The turns in the files of the runtime folder."""
     files = [path for path in (server.runtime / "metrics").iterdir() if path.suffix != ".part"]
-    done = ("telephony_tts_turns_total", (("outcome", "done"),))
+    done = ("telephony_tts_turns_total", (("door", "native"), ("outcome", "done")))
     return sum(unpacked(path.read_bytes())["telephony_tts_turns"].samples[done] for path in files)
 
 

@@ -10,15 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.metrics_folder import add_ended, keep, with_ended
-from telephony_tts.fronts.metrics_of_all import Families, added, packed, page, snapshot, unpacked
+from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, packed, snapshot, unpacked
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
-from telephony_tts.metrics import LoopHistogram
+from telephony_tts.metrics import LoopHistogram, encode
 
 
 class One:
@@ -38,12 +39,14 @@ class One:
         return unpacked(packed(snapshot(self.registry)))
 
 
+def page(families: Families, accept: str = "") -> str:
+    return b"".join(encode(metrics_of(families), accept)).decode()
+
+
 def values(families: Families) -> dict[str, float]:
     """The samples of the page, as Prometheus reads it."""
-    body, content_type = page(families)
-    assert content_type.startswith("text/plain")
     found = {}
-    for family in text_string_to_metric_families(body.decode()):
+    for family in text_string_to_metric_families(page(families)):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -91,9 +94,44 @@ def test_one_front_alone_has_the_page_of_one_process() -> None:
     from prometheus_client import generate_latest
 
     one, _ = two()
-    whole = page(added([one.families()], []))[0].decode()
+    whole = page(added([one.families()], []))
     alone = generate_latest(one.registry).decode()
     assert sorted(whole.splitlines()) == sorted(alone.splitlines())
+
+
+def test_of_two_exemplars_of_a_bucket_the_later_one_stays() -> None:
+    one, other = One(), One()
+    one.rtf.labels("a").observe(0.5, {"call": "first"})
+    other.rtf.labels("a").observe(0.6, {"call": "later"})
+    one.rtf.labels("a").observe(1.5, {"call": "of another bucket"})
+    whole = added([one.families(), other.families()], [])
+    text = page(whole, "application/openmetrics-text; version=1.0.0")
+    read = {
+        sample.labels["le"]: sample.exemplar.labels["call"]
+        for family in open_metrics.text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    assert read == {"1.0": "later", "2.0": "of another bucket"}
+    assert "later" not in page(whole, "text/plain")
+
+
+def test_what_is_the_same_for_all_fronts_is_not_added_up() -> None:
+    families: list[Families] = []
+    for free in (70, 60):
+        registry = CollectorRegistry()
+        Info("telephony_tts_build", "Build.", registry=registry).info({"version": "1"})
+        Gauge("telephony_tts_fronts_wanted", "Wanted.", registry=registry).set(2)
+        Gauge("telephony_tts_fronts_ready", "Ready.", registry=registry).set(1)
+        Gauge("telephony_tts_calls_limit", "Limit.", ["of"], registry=registry).labels("calls").set(200)
+        Gauge("telephony_tts_disk_free_bytes", "Free.", ["folder"], registry=registry).labels("phrases").set(free)
+        Gauge("telephony_tts_disk_size_bytes", "Size.", ["folder"], registry=registry).labels("phrases").set(100)
+        families.append(unpacked(packed(snapshot(registry))))
+    whole = values(added(families, []))
+    assert whole["telephony_tts_build_info{version=1}"] == 1 and whole["telephony_tts_fronts_wanted"] == 2
+    assert whole["telephony_tts_fronts_ready"] == 2 and whole["telephony_tts_calls_limit{of=calls}"] == 200
+    assert whole["telephony_tts_disk_free_bytes{folder=phrases}"] == 60
+    assert whole["telephony_tts_disk_size_bytes{folder=phrases}"] == 100
 
 
 def test_an_engine_that_all_share_is_not_counted_for_each_front() -> None:

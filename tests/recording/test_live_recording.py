@@ -58,10 +58,13 @@ def test_a_call_of_no_length_is_a_recording_of_no_length(tmp_path: Path) -> None
         begin().end("call_ended")
         assert [event.reason for event in ended] == ["call_ended"] and (ended[0].length_ms or 0) < 50
 
+    before = metrics.value("telephony_tts_recorded_bytes_total")
     rows = recorded(tmp_path, main)
     assert [row["type"] for row in rows] == ["recording", "ended"]
-    (wav,) = tmp_path.glob("*.wav")
+    (wav,), (timeline,) = tmp_path.glob("*.wav"), tmp_path.glob("*.jsonl")
     assert 44 <= wav.stat().st_size < 44 + 50 * 32
+    written = wav.stat().st_size - 44 + timeline.stat().st_size
+    assert metrics.value("telephony_tts_recorded_bytes_total") - before == pytest.approx(written, abs=44)
 
 
 def test_an_end_comes_once_and_nothing_listens_any_more(tmp_path: Path) -> None:

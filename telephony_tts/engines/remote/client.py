@@ -211,6 +211,8 @@ class RemoteEngine:
             total_load([each.state(now_ns) for each in replicas]),
             is_ready,
             0 if is_ready else min((each.retry_after_ms for each in stats if each.retry_after_ms), default=0),
+            len(self._connections),
+            len(self._connections) - len(self._ready),
         )
 
     def counters(self) -> Mapping[str, float]:

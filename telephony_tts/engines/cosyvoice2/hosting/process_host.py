@@ -190,6 +190,8 @@ class ProcessHost:
         """When it is expected to be ready again."""
         self._n_failed = 0
         """Failures in a row."""
+        self._n_restarts = 0
+        """Processes that were started in place of one that had failed."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when waiting utterances must check the state again."""
         self._next_check: asyncio.TimerHandle | None = None
@@ -269,8 +271,8 @@ class ProcessHost:
             self._process.send(ReadVoices(number))
 
     def counters(self) -> dict[str, float]:
-        """See `Counters.snapshot`. As of the last heartbeat."""
-        return dict(self._counters)
+        """See `Counters.snapshot`. As of the last heartbeat. `restarts`: how often the process was replaced."""
+        return {**self._counters, "restarts": float(self._n_restarts)}
 
     def cost(self) -> float:
         """See `Counters.cost`. As of the last heartbeat."""
@@ -329,6 +331,7 @@ class ProcessHost:
             self._end_all(self._failure())
             log.error("the speech engine's process failed (%s, %s); starting it again in %g s", reason, how, pause_s)
             await asyncio.sleep(pause_s)
+            self._n_restarts += 1
 
     async def _listen(self, process: _EngineProcess, first: asyncio.Future[None], begun_s: float) -> str:
         """Handle its messages until it ends. Returns why it ended. Raises _ProcessHung if it must be killed."""
