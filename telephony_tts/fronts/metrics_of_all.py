@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 _LARGEST = frozenset({"telephony_tts_engine_load", "telephony_tts_circuit_open", "process_max_fds"})
 """Gauges of which the page has the largest."""
-_SMALLEST = frozenset({"process_start_time_seconds"})
+_SMALLEST = frozenset({"process_start_time_seconds", "telephony_tts_experiment_arm_on"})
 _OF_ENGINES = frozenset({"telephony_tts_engine_queued", "telephony_tts_engine_running", "telephony_tts_engine_work"})
 """Gauges of an engine. If all fronts share the engine, each of them has the value of the whole."""
 _ADDED_TYPES = frozenset({"counter", "histogram", "summary"})

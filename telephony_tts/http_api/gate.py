@@ -101,10 +101,12 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raises NotAllowed unless the request carries a token, if the server has tokens."""
         target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("ascii")
-        if not self._server.knows_key_of(target, headers):
+        key = self._server.key_of(target, headers)
+        if key is None:
             metrics.REFUSED.labels(reason="unauthorized").inc()
             raise NotAllowed("a token is needed: Authorization: Bearer …")
-        scope["state"]["lexicons"] = self._server.lexicons_for(target, headers)
+        scope["state"]["key"] = key
+        scope["state"]["lexicons"] = self._server.lexicons_for(target, headers, key)
 
     async def _read_body(
         self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool

@@ -19,6 +19,8 @@ from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVo
 from telephony_tts.http_api.speech import SpeechStreams
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
+from telephony_tts.keys.key import Key
+from telephony_tts.transport.call_catalog import allows
 from telephony_tts.transport.server import Server
 
 SLOW_READER_S = 30.0
@@ -50,6 +52,7 @@ class ClientGone(TelephonyTTSError):
 
 STATUS = {
     "unauthorized": 401,
+    "not_yours": 403,
     "origin": 403,
     "client_gone": 499,
     "bad_request": 400,
@@ -70,6 +73,7 @@ STATUS = {
     "voice_fixed": 409,
     "queue_full": 429,
     "rate_limited": 429,
+    "key_limit": 429,
     "format_unavailable": 501,
     "engine_unavailable": 501,
     "busy": 503,
@@ -144,9 +148,37 @@ class HttpApi:
             raise EngineUnavailable("voices are made by CosyVoice2: get its model and set engines.cosyvoice2.model")
         return self._voices
 
-    def is_removable(self, voice: Voice) -> bool:
-        """Whether a client can remove it."""
-        return self._voices is not None and self._voices.is_removable(voice)
+    def is_removable(self, voice: Voice, key: Key) -> bool:
+        """Whether a client with this key can remove it."""
+        return self._voices is not None and self._voices.is_removable(voice) and self._belongs(voice, key)
+
+    def voices_of(self, key: Key) -> list[Voice]:
+        """The voices that a client with this key may use, the default engine's first."""
+        owners = self.server.settings.owners
+        engines = self.server.catalog.engines
+        return [voice for engine in engines for voice in engine.voices if allows(key, voice, owners)]
+
+    def check_owner(self, name: str, key: Key) -> None:
+        """Raises TelephonyTTSError unless a client with this key may replace or remove a voice of this name."""
+        owners = self.server.settings.owners
+        if owners is not None and owners.has(name) and not self._belongs(Voice(name, "cosyvoice2", (), 0), key):
+            raise TelephonyTTSError(f"voice {name} does not belong to your key", code="not_yours")
+
+    def is_stored(self, name: str) -> bool:
+        """Whether there is a voice of this name that could be replaced."""
+        owners = self.server.settings.owners
+        return owners is not None and owners.has(name)
+
+    def _belongs(self, voice: Voice, key: Key) -> bool:
+        """Whether a key may change a voice: its own, and one without an owner if the key has no name."""
+        owners = self.server.settings.owners
+        owner = None if owners is None else owners.owner(voice)
+        return owner == (key.name or None)
+
+    def record_of(self, voice: Voice) -> Mapping[str, str]:
+        """Whose voice it is, and the consent to it, as far as they are known."""
+        owners = self.server.settings.owners
+        return {} if owners is None else owners.record(voice)
 
     def speak(
         self,
@@ -164,8 +196,8 @@ class HttpApi:
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
 
-        def speech(call: str | None, lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
-            return self._streams.open(replace(wanted, call=call, lexicons=lexicons), encoder.rate_hz)
+        def speech(call: str | None, lexicons: tuple[str, ...], key: Key) -> AbstractAsyncContextManager[Audio]:
+            return self._streams.open(replace(wanted, call=call, lexicons=lexicons, key=key), encoder.rate_hz)
 
         content_type = content_type or encoder.content_type
         return SpeechResponse(speech, encoder, wrap or (lambda audio: audio), content_type, self.server.outside_log)
@@ -191,12 +223,12 @@ class SpeechResponse(Response):
     """Speaks while it is sent, and streams the audio. The status goes out with the first audio, so an error before that
     is raised (TelephonyTTSError) and has a response of its own. A client that goes away ends the speech at once.
 
-    `speech` begins to speak: in the call that the request joins, with the lexicons of its token.
+    `speech` begins to speak: in the call that the request joins, with the lexicons of its token, for its key.
     """
 
     def __init__(
         self,
-        speech: Callable[[str | None, tuple[str, ...]], AbstractAsyncContextManager[Audio]],
+        speech: Callable[[str | None, tuple[str, ...], Key], AbstractAsyncContextManager[Audio]],
         encoder: StreamEncoder,
         wrap: Callable[[Audio], Audio],
         content_type: str,
@@ -239,7 +271,7 @@ class SpeechResponse(Response):
                 await send(message)
 
         async with (
-            self._speech(scope["state"]["call"], scope["state"]["lexicons"]) as audio,
+            self._speech(*(scope["state"][name] for name in ("call", "lexicons", "key"))) as audio,
             aclosing(_encoded(audio, self._encoder)) as encoded,
             aclosing(self._wrap(encoded)) as body,
         ):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telephony_tts.keys.key import NO_KEY, Key
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What to speak, and how. None: the server decides. `lexicons` are those of the request's token, by name. `call`
-    is the call whose caller hears it; None: the response has the speech."""
+    """What to speak, and how. None: the server decides. `key` is the request's, and `lexicons` are
+    those of its token, by name. `call` is the call whose caller hears it; None: the response has the speech."""
 
     text: str
     voice: str | None = None
@@ -17,4 +19,5 @@ class SpeechRequest:
     seed: int | None = None
     instruct: str | None = None
     lexicons: tuple[str, ...] = ()
+    key: Key = NO_KEY
     call: str | None = None

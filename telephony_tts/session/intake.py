@@ -7,7 +7,7 @@ LLM's late tokens for an interrupted turn are dropped with one warning, so they 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from telephony_tts.engines.api import Insert
@@ -24,6 +24,9 @@ from telephony_tts.wire import messages as m
 _REMEMBERED_TURNS = 256
 _S = 1_000_000_000
 _RETRYABLE = ("rate_limited", "queue_full")
+
+Quota = Callable[[int], str | None]
+"""Counts characters. Returns why they may not be used; then they are not counted."""
 
 
 class Intake:
@@ -57,6 +60,8 @@ class Intake:
         self._paused = False
         self._budget_chars = float(self._burst_chars)
         self._budget_ns = now_ns
+        self.quota: Quota | None = None
+        """Of whom the call belongs to. None: no quota."""
 
     # ---------------------------------------------------------------- text
 
@@ -236,6 +241,13 @@ class Intake:
         )
         self.text_type = message.text_type or self.text_type
 
+    def change_default_voice(self, settings: SessionSettings, before: str | None) -> None:
+        """`settings` have another voice than `before`. Turns that begin after this have it, unless the bot has named
+        another one."""
+        self.settings = settings
+        if self.speaking.voice == before:
+            self.speaking = replace(self.speaking, voice=settings.voice)
+
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Turns that begin after this are read with these lexicons of the server too."""
         if names and self.speaking.lexicon is not None:
@@ -303,6 +315,8 @@ class Intake:
             refusal = ("text_too_long", f"{n_chars} characters in one turn, the limit is {self._limits.turn_chars}")
         elif not self._spend(n_chars, now_ns):
             refusal = ("rate_limited", f"more than {self._limits.text_chars_per_s} characters a second")
+        elif self.quota is not None and (why := self.quota(n_chars)) is not None:
+            refusal = ("key_limit", why)
         if refusal is not None:
             self._refuse(*refusal, turn=turn_id)
             if not (may_come_again and refusal[0] in _RETRYABLE):
@@ -331,6 +345,9 @@ class Intake:
         if not self._spend(n_chars, now_ns):
             message = f"more than {self._limits.text_chars_per_s} characters a second"
             self._refuse("rate_limited", message, about=turn.id)
+            return False
+        if self.quota is not None and (why := self.quota(n_chars)) is not None:
+            self._refuse("key_limit", why, about=turn.id)
             return False
         return True
 

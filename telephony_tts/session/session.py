@@ -26,7 +26,7 @@ from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.handover import hand_over
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
-from telephony_tts.session.intake import Intake
+from telephony_tts.session.intake import Intake, Quota
 from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice
 from telephony_tts.session.marks import MarkState
 from telephony_tts.session.markup import KnowsVoice
@@ -119,6 +119,16 @@ class Session:
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Read turns that begin now with these lexicons of the server too. Names that it does not have say nothing."""
         self._intake.use_lexicons(names)
+
+    def use_quota(self, quota: Quota | None) -> None:
+        """Ask `quota` before each text is taken. None: whatever the limits of the call allow."""
+        self._intake.quota = quota
+
+    def change_default_voice(self, voice: str | None) -> None:
+        """The voice of turns that begin now, unless the bot has named one. None is the default engine's."""
+        before = self.settings.voice
+        self.settings = replace(self.settings, voice=voice)
+        self._intake.change_default_voice(self.settings, before)
 
     def change_format(self, codec: str, rate_hz: int) -> None:
         """The bot's socket, which is the media leg too, takes audio in another format from now on."""

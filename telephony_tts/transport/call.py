@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from telephony_tts import logs, metrics
@@ -18,16 +19,21 @@ from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.errors import EngineError, ReplicaLost, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
+from telephony_tts.experiments.running import RunningArm
+from telephony_tts.keys.key import NO_KEY, CharacterUse, Key
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
 
 _log = logs.get(__name__)
+_audit = logs.get(logs.AUDIT)
+_MOST_NOTED_VOICES = 20
 
 Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
@@ -76,11 +82,18 @@ class Leg(Protocol):
 class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
-    def __init__(self, session: Session, catalog: EngineCatalog, kind: str) -> None:
+    def __init__(
+        self, session: Session, catalog: EngineCatalog, kind: str, arm: RunningArm | None = None
+    ) -> None:
+        """`arm` is the arm of its experiment."""
         self.session = session
         self.id = session.settings.call
         self.kind = kind
-        self.log = _log.bind(call=self.id).limited(logs.LineLimit.of_call())
+        self.key = NO_KEY
+        """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
+        self.arm = arm
+        arm_name = None if arm is None else arm.name
+        self.log = _log.bind(call=self.id, arm=arm_name).limited(logs.LineLimit.of_call())
         """The call's log, with a limit on the lines that its peers cause."""
         self._catalog = catalog
         self._loop = asyncio.get_running_loop()
@@ -108,7 +121,10 @@ class Call:
         self.recording: LiveRecording | None = None
         self._n_recordings = 0
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
-        self._journal = Journal(session, self.log)
+        self._journal = Journal(session, self.log, arm)
+        self._n_characters = 0
+        self._voices: dict[str, None] = {}
+        """The voices that have spoken, each once."""
         self._has_warned_of_language = False
 
     # ---------------------------------------------------------------- legs
@@ -128,6 +144,16 @@ class Call:
         with suppress(TelephonyTTSError):
             return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
         return ""  # the last voice of the engine was removed
+
+    def use_key(self, key: Key, characters: CharacterUse) -> None:
+        """From now on the call belongs to this key: its limits hold, and its characters are counted."""
+        self.key = key
+        if isinstance(self._catalog, CallCatalog):
+            self._catalog.use(key)
+        self.session.use_quota(partial(characters.spend, key) if key.name else None)
+        default = self.session.settings.voice
+        if default is not None and not self._catalog.knows_voice(default):
+            self.session.change_default_voice(None)
 
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""
@@ -268,7 +294,19 @@ class Call:
             code, reason = self._end
             duration_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
             self.log.summary("call_ended", code=code, reason=reason, duration_ms=duration_ms)
+            self._close_books(code, reason, duration_ms)
             self._group = None
+
+    def _close_books(self, code: int, reason: str, duration_ms: int) -> None:
+        """The call's line in the audit log, and its part in the sums of its experiment."""
+        sums = self._journal.sums
+        _audit.info(
+            "call_audit", call=self.id, key=self.key.name or None, media=self.kind,
+            arm=None if self.arm is None else self.arm.name, duration_ms=duration_ms, turns=sums.turns,
+            characters=self._n_characters, voices=list(self._voices), code=code, reason=reason,
+        )  # fmt: skip
+        if self.arm is not None:
+            self.arm.call_ended(sums)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a child of the call. It ends with the call at the latest."""
@@ -289,6 +327,7 @@ class Call:
                 message = self._with_known_voice(message)
             elif type(message) is m.Text or type(message) is m.Say:
                 metrics.TEXT_CHARACTERS.inc(len(message.text))
+                self._n_characters += len(message.text)
             elif type(message) is m.Record:
                 self.record(message.action)
             if self.recording is not None:
@@ -451,6 +490,7 @@ class Call:
             return False
         voice, chunks = kept
         self._warn_of_language(utterance, voice)
+        self._note_voice(voice)
         first, *rest = halves(chunks[0], _FIRST_MS)
         self._give(run, voice, first)
         rest += chunks[1:]
@@ -495,6 +535,7 @@ class Call:
                 failover = None  # no engine speaks it, so none can replace one
             else:
                 self._warn_of_language(utterance, voice)
+                self._note_voice(voice)
             if failover is not None:
                 run.speaker = voice
                 if run.given is None and (refusal := failover.refusal(engine, monotonic_ns())) is not None:
@@ -620,6 +661,10 @@ class Call:
             self._drive(monotonic_ns(), self.session.bed_failed, bed, error)
         else:
             self._drive(monotonic_ns(), self.session.bed_loaded, bed, sound)
+
+    def _note_voice(self, voice: Voice) -> None:
+        if len(self._voices) < _MOST_NOTED_VOICES:
+            self._voices[f"{voice.engine}/{voice.name}"] = None
 
     def _warn_of_language(self, utterance: Utterance, voice: Voice) -> None:
         """Warn the bot, once in a call, that its text is in a language that the voice does not have."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from telephony_tts import logs, metrics
+from telephony_tts.experiments.running import RunningArm
+from telephony_tts.experiments.sums import CallSums
 from telephony_tts.session.session import Session
 from telephony_tts.wire import messages as m
+
+_INTERRUPTIONS = ("clear", "barge_in")
+"""Why a turn is cleared that somebody interrupts. The other reasons are ends of the call."""
 
 
 class Journal:
     """The journal of one call. `log` has the call's id and limits its lines. The metrics count every event."""
 
-    def __init__(self, session: Session, log: logs.EventLogger) -> None:
+    def __init__(self, session: Session, log: logs.EventLogger, arm: RunningArm | None = None) -> None:
+        """`arm` is the arm of the call's experiment."""
+        self.sums = CallSums()
+        self._arm = arm
         self._session = session
         self._log = log
         self._n_underruns = self._n_lexicon_readings = 0
@@ -24,15 +32,22 @@ class Journal:
         match event:
             case m.Started():
                 metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
+                self.sums.started += 1
+                self.sums.first_audio_ms += event.first_audio_ms
+                if self._arm is not None:
+                    self._arm.turn_started(event.first_audio_ms)
                 self._log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
             case m.Done():
                 metrics.TURNS.labels(outcome="done").inc()
+                self.sums.turns += 1
                 self._log.info(
                     "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
                     latency=event.latency,
                 )
             case m.Cleared():
                 metrics.TURNS.labels(outcome="cleared").inc()
+                self.sums.turns += 1
+                self.sums.interruptions += event.reason in _INTERRUPTIONS
                 self._log.info(
                     "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
                     heard=logs.speech(event.heard_text),
@@ -40,6 +55,8 @@ class Journal:
             case m.ErrorEvent():
                 if event.turn is not None:
                     metrics.TURNS.labels(outcome="error").inc()
+                    self.sums.turns += 1
+                    self.sums.errors += 1
                 self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
             case m.Paused():
                 metrics.PAUSES.labels(reason=event.reason).inc()
@@ -71,6 +88,7 @@ class Journal:
         session = self._session
         if session.n_underruns != self._n_underruns:
             metrics.UNDERRUNS.inc(session.n_underruns - self._n_underruns)
+            self.sums.underruns += session.n_underruns - self._n_underruns
             self._n_underruns = session.n_underruns
         if session.n_lexicon_readings != self._n_lexicon_readings:
             metrics.LEXICON_READINGS.inc(session.n_lexicon_readings - self._n_lexicon_readings)

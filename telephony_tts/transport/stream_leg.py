@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.experiments.arms import Arm
+from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call import Call, EngineCatalog
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.fronts import ClaimFailed
 from telephony_tts.transport.registry import Registry
@@ -54,15 +59,25 @@ async def serve_stream(
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream", settings.find_sound)
+        if (why := registry.key_refusal(connection.key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            _refuse(connection, "key_limit", why, 4429)
+            return
+        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
+        call = new_call(speech, catalog, kind, settings.find_sound, who=connection.key, settings=settings)
         mine: Call | None = call
         await registry.start(call)
     else:
         mine = None
+        if (why := registry.key_refusal(connection.key, call)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            _refuse(connection, "key_limit", why, 4429)
+            return
     if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
         metrics.REFUSED.labels(reason="call_taken").inc()
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
+    call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     registry.joined(connection)
     try:
@@ -102,10 +117,31 @@ def _asked_for(options: StreamOptions) -> m.Configure:
     )
 
 
-def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str, find_sound: FindSound | None = None) -> Call:
+def new_call(
+    speech: SessionSettings,
+    catalog: EngineCatalog,
+    kind: str,
+    find_sound: FindSound | None = None,
+    *,
+    who: Key = NO_KEY,
+    numbers: Sequence[str] = (),
+    settings: TransportSettings | None = None,
+) -> Call:
     """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
-    `find_sound` it has no sounds."""
-    speech = replace(speech, session=f"s{secrets.token_hex(6)}")
+    `find_sound` it has no sounds. `who` begins it; `numbers` are its telephone numbers, if they are known. With
+    `settings` it takes part in the experiments."""
+    speech, arm = replace(speech, session=f"s{secrets.token_hex(6)}"), None
+    if settings is not None:
+        catalog = seen = CallCatalog(catalog, settings.owners)
+        seen.use(who)
+        if kind != "http" and (arm := settings.experiments.choose(speech.call, who, numbers)) is not None:
+            seen.use(who, arm)
+            if arm.arm.voice is not None and not seen.knows_voice(arm.arm.voice):
+                arm = None  # the key may not use it, or it was removed
+                seen = catalog = CallCatalog(seen.whole, settings.owners)
+                seen.use(who)
+            else:
+                speech = changed_by(arm.arm, speech)
     session = Session(
         speech,
         monotonic_ns(),
@@ -116,7 +152,18 @@ def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str, find_so
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
     )
-    return Call(session, catalog, kind)
+    call = Call(session, catalog, kind, arm)
+    if settings is not None:
+        call.use_key(who, settings.keys.characters)
+    return call
+
+
+def changed_by(arm: Arm, speech: SessionSettings) -> SessionSettings:
+    """The settings of a call with what its arm changes."""
+    changes: dict[str, Any] = dict(arm.speech)
+    if arm.voice is not None or arm.engine is not None:
+        changes["voice"] = arm.voice  # the engine's own default, if the arm names only an engine
+    return replace(speech, **changes, barge_in=replace(speech.barge_in, **cast("dict[str, Any]", arm.barge_in)))
 
 
 def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
@@ -134,6 +181,8 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
         lead_ms=speech.lead_ms,
         voice=call.voice_name(options.voice),
         barge_in=options.barge_in or ("on" if call.session.caller.is_on else "off"),
+        experiment=None if call.arm is None else call.arm.experiment.name,
+        arm=None if call.arm is None else call.arm.arm.name,
         limits={
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
@@ -147,10 +196,15 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
     )
 
 
-def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamOptions | Invalid:
-    """The options, or `Invalid` if they do not go together."""
+def suited(
+    speech: SessionSettings, options: StreamOptions | Invalid, key: Key = NO_KEY
+) -> StreamOptions | Invalid:
+    """The options, or `Invalid` if they do not go together, or are not allowed to `key`."""
     if isinstance(options, Invalid):
         return options
+    if options.lexicon is not None and not key.allows_lexicon(options.lexicon):
+        known = ", ".join(key.lexicons or ()) or "none"
+        return Invalid("bad_option", f"lexicon={quote(options.lexicon)}: key {key.name} may use {known}")
     if options.lexicon is not None and (speech.lexicon is None or options.lexicon not in speech.lexicon.shelf):
         return Invalid("bad_option", f"lexicon={quote(options.lexicon)}: this server has no lexicon of that name")
     if options.call is not None and options.audio in (None, "none"):

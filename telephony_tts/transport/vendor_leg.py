@@ -196,13 +196,23 @@ async def serve_vendor(
                 ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True,
                 parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
             )  # fmt: skip
-        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
+        if (why := registry.key_refusal(connection.key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            connection.end(4429, why)
+            return
+        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
+        call = new_call(speech, catalog, kind, who=connection.key, settings=settings)
         is_mine = True
         await registry.start(call)
+    elif (why := registry.key_refusal(connection.key, call)) is not None:
+        metrics.REFUSED.labels(reason="key_limit").inc()
+        connection.end(4429, why)
+        return
     if call.bot is not None or (call.kind == "stream" and not is_mine):  # another bot may have been quicker
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.end(4409, f"call {call_id} already has a bot")
         return
+    call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     registry.joined(connection)
     leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
@@ -228,8 +238,9 @@ async def _key_came(
         for step in dialect.decode(payload, is_text):
             if not isinstance(step, Credential):
                 steps.append(step)
-            elif not came.done() and settings.server.knows(step.key.encode()):
-                connection.lexicons = settings.lexicons_for([step.key.encode()])
+            elif not came.done() and (key := settings.keys.find(step.key.encode())) is not None:
+                connection.key = key
+                connection.lexicons = settings.lexicons_for([step.key.encode()], key)
                 came.set_result(True)
         if not came.done():
             came.set_result(False)
