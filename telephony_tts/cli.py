@@ -1,5 +1,5 @@
-"""The command line: serve, engine, ray, say, voices, sounds, lexicon, experiments, keys, replay, models, phrases, doctor
-and bench."""
+"""The command line: serve, engine, ray, say, voices, sounds, lexicon, experiments, keys, replay, models, phrases,
+doctor, bench."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def _new_key(arguments: argparse.Namespace) -> int:
     from telephony_tts.keys.key_file import NAME
 
     if not NAME.fullmatch(arguments.name):
-        raise ConfigError(f"{arguments.name!r} is no name for a key; expected up to 64 letters, digits, '_', '.' and '-'")
+        expected = "up to 64 letters, digits, '_', '.' and '-'"
+        raise ConfigError(f"{arguments.name!r} is no name for a key; expected {expected}")
     token = secrets.token_hex(24)
     print(f"The token, which is not shown again: {token}")
     print("For the file of keys (keys.file), under `keys:`. Limits such as `calls: 20` may follow below it:")

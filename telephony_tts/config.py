@@ -212,7 +212,8 @@ class LexiconSettings:
     """How words are spoken that an engine would misread. `files` gives each lexicon file a name.
 
     `languages` ("*" is every language), `voices`, `tokens` (bearer tokens) and `keys` (names of keys) say for what the
-    lexicons apply: names separated by commas. Files are looked at every `check_s` and read again when they changed; 0: never.
+    lexicons apply: names separated by commas. Files are looked at every `check_s` and read again when they changed; 0:
+    only at SIGHUP.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -240,9 +241,8 @@ def lexicon_names(listed: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """The section `keys`: named keys with limits, in a file that is read again when it changed (docs/changing-safely.md).
-
-    It is looked at every `check_s`; 0: never."""
+    """The section `keys`: a file of named keys with limits, which is read again when it changed. It is looked at every
+    `check_s`; 0: only at SIGHUP."""
 
     file: str | None = None
     check_s: Annotated[float, Between(0, 3_600)] = 5.0
@@ -251,7 +251,7 @@ class KeySettings:
 @dataclass(frozen=True, slots=True)
 class ExperimentSettings:
     """The section `experiments`: a file of experiments, which is read again when it changed. It is looked at every
-    `check_s`; 0: never."""
+    `check_s`; 0: only at SIGHUP."""
 
     file: str | None = None
     check_s: Annotated[float, Between(0, 3_600)] = 5.0

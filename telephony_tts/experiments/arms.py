@@ -83,7 +83,7 @@ def first_for(
 
 
 def _matches(number: str, wanted: str) -> bool:
-    dialled = _NOT_DIALLED.sub("", number)
+    dialled = _NOT_DIALLED.sub("", number.partition("@")[0])  # a SIP address has a host behind it
     prefix = wanted.endswith("*")
     plain = _NOT_DIALLED.sub("", wanted)
     return dialled.startswith(plain) if prefix else bool(dialled) and dialled == plain

@@ -17,7 +17,9 @@ from telephony_tts.settings_tree import raise_problems, read_tree
 
 MAX_ARMS = 8
 """Of all experiments together, the arm `control` of each included: each arm is some 50 series of the metrics."""
-SPEECH = ("lang", "speed", "first_clause_chars", "text_timeout_ms", "text_mode", "detect_language", "lead_ms", "ahead_ms")
+SPEECH = (
+    "lang", "speed", "first_clause_chars", "text_timeout_ms", "text_mode", "detect_language", "lead_ms", "ahead_ms",
+)  # fmt: skip
 """The settings of the section `speech` that an arm can change. The others belong to the peer's format."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _Least = Annotated[float | None, Between(0, 1e6)]
@@ -117,7 +119,7 @@ class ExperimentReader:
         ]  # fmt: skip
         total = sum(arm.share for arm in arms)
         if total > 100 + 1e-9:
-            problems.append(f"{where}.arms: the shares are {total:g} % together; at most 100 % of the calls can be shared")
+            problems.append(f"{where}.arms: the shares are {total:g} % together; at most 100 % can be given away")
         elif total < 100 - 1e-9:
             arms.append(Arm(CONTROL, 100 - total))
         return Experiment(str(name), tuple(arms), settings.keys, settings.numbers, stop)

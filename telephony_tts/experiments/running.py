@@ -13,7 +13,7 @@ from telephony_tts.keys.key import Key
 _log = logs.get(__name__)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RunningArm:
     """An arm of an experiment of this server. `sums` are those of its calls since it began."""
 

@@ -72,7 +72,8 @@ async def supervise(
     """Run a front for each of `configs` until SIGTERM or SIGINT, then let them drain. A second signal does not wait.
 
     `drain_s`: how long a drain may take. `shared_engine`: the name and the configuration of an engine that runs once,
-    in a process of its own. With `reloads` the fronts have files to read again at SIGHUP. `announce` is called with what the first front serves, when all are ready.
+    in a process of its own. With `reloads` the fronts have files to read again at SIGHUP. `announce` is called with
+    what the first front serves, when all are ready.
 
     Raises OSError for an address that cannot be used, and the error of a front that cannot start.
     """

@@ -148,7 +148,8 @@ def _record(form: VoiceForm, key: Key) -> dict[str, str]:
     record = {name: value for name, value in form.consent.items() if value}
     missing = [name for name in _CONSENT if name not in record]
     if missing and (key.name or record):
-        raise BadRequest(f"{', '.join(missing)}: missing; say whose voice it is, and when and to what that person consented")
+        what = "say whose voice it is, and when and to what that person consented"
+        raise BadRequest(f"{', '.join(missing)}: missing; {what}")
     if any(len(value) > _MAX_CONSENT_CHARS for value in record.values()):
         raise BadRequest(f"consent_by and consent_for: at most {_MAX_CONSENT_CHARS} characters each")
     if record:

@@ -40,6 +40,7 @@ from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_address import call_in, call_of_http
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
@@ -554,7 +555,8 @@ class Server:
         else:
             key = self.key_of(request.path, request.headers)
             connection.key = key or NO_KEY
-            flaw = None if key is not None else "a token is needed: Authorization: Bearer …, or as the password of Basic"
+            needed = "a token is needed: Authorization: Bearer …, or as the password of Basic"
+            flaw = None if key is not None else needed
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
@@ -576,9 +578,6 @@ class Server:
 
     def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
         dialect = open_dialect(vendor, request.path)
-        if not isinstance(dialect, Refused):
-            problem = problem_of(dialect, vendor, self.settings, self.catalog)
-            dialect = dialect if problem is None else problem
         if isinstance(dialect, Refused):
             return self._refuse_vendor("bad_request", dialect)
         key = self.key_of(request.path, request.headers)
@@ -586,6 +585,11 @@ class Server:
         if not connection.trusted and not vendor.key_may_follow:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
+        # Behind the key: the refusal of an unknown voice names those that there are.
+        seen = CallCatalog(self.catalog, self.settings.owners)
+        seen.use(connection.key)
+        if (problem := problem_of(dialect, vendor, self.settings, seen)) is not None:
+            return self._refuse_vendor("bad_request", problem)
         connection.dialect = dialect
         self._let_long_texts_in(connection)
         connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)

@@ -13,7 +13,8 @@ from telephony_tts.errors import TelephonyTTSError
 class MakeVoice:
     """Make a voice from the content of an audio file and store it in `directory`.
 
-    `record` becomes part of its provenance: see `voice_records`. `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none.
+    `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none. `record`
+    becomes part of the voice's provenance: see `voice_records`.
     """
 
     name: str

@@ -105,8 +105,8 @@ def enrol(
 
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
     unknown which words the beginning holds, and words that are not in the audio leak into later speech. A recording of
-    more than `max_read_s` is not decoded. `tell` is called with each of `STEPS` when it begins. `record`: whose voice it
-    is, and the consent to it (`voice_records.FIELDS`).
+    more than `max_read_s` is not decoded. `tell` is called with each of `STEPS` when it begins.
+    `record`: whose voice it is, and the consent to it (`voice_records.FIELDS`).
     Raises ConfigError for an invalid or existing name, a transcript that is too long, and a folder that cannot be
     written to. Raises AudioError for a recording that cannot become a voice, and EngineUnavailable for an incomplete
     model directory.
