@@ -18,6 +18,7 @@ from websockets.datastructures import Headers
 
 from telephony_tts import metrics
 from telephony_tts.errors import Busy, TelephonyTTSError
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
@@ -105,7 +106,7 @@ class Gate:
         if key is None:
             metrics.REFUSED.labels(reason="unauthorized").inc()
             raise NotAllowed("a token is needed: Authorization: Bearer …")
-        scope["state"]["key"] = key
+        REQUEST_KEY.set(key)
         scope["state"]["lexicons"] = self._server.lexicons_for(target, headers, key)
 
     async def _read_body(

@@ -16,11 +16,13 @@ from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.engines.api import Voice
 from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.speech import SpeechStreams
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.keys.key import Key
-from telephony_tts.transport.call_catalog import allows
+from telephony_tts.transport.call import EngineCatalog
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.server import Server
 
 SLOW_READER_S = 30.0
@@ -108,6 +110,18 @@ class HttpApi:
         self.settings = server.settings.vendors
         self._streams = SpeechStreams(server)
 
+    @property
+    def key(self) -> Key:
+        """The key of the request."""
+        return REQUEST_KEY.get()
+
+    @property
+    def catalog(self) -> EngineCatalog:
+        """The engines with the voices that the request may use."""
+        seen = CallCatalog(self.server.catalog, self.server.settings.owners)
+        seen.use(self.key)
+        return seen
+
     def text(self, text: str) -> str:
         """The text, if it is neither empty nor too long. Raises TelephonyTTSError."""
         if not text.strip():
@@ -125,12 +139,13 @@ class HttpApi:
         if name is None or name in ("", "default"):
             return None
         ours = self.settings.voice_names.get(name, name)
-        engines = self.server.catalog.engines
+        catalog = self.catalog
+        engines = catalog.engines
         # First, because an unknown name is compared with all others for the message, which takes a millisecond.
         if ours in aliases and all(voice.name != ours for engine in engines for voice in engine.voices):
             return None
         try:
-            self.server.catalog.resolve(ours, None, "")
+            catalog.resolve(ours, None, "")
         except UnknownVoice:
             if name in aliases:
                 return None
@@ -148,20 +163,17 @@ class HttpApi:
             raise EngineUnavailable("voices are made by CosyVoice2: get its model and set engines.cosyvoice2.model")
         return self._voices
 
-    def is_removable(self, voice: Voice, key: Key) -> bool:
-        """Whether a client with this key can remove it."""
-        return self._voices is not None and self._voices.is_removable(voice) and self._belongs(voice, key)
+    def is_removable(self, voice: Voice) -> bool:
+        """Whether the client can remove it."""
+        return self._voices is not None and self._voices.is_removable(voice) and self._belongs(voice)
 
-    def voices_of(self, key: Key) -> list[Voice]:
-        """The voices that a client with this key may use, the default engine's first."""
-        owners = self.server.settings.owners
-        engines = self.server.catalog.engines
-        return [voice for engine in engines for voice in engine.voices if allows(key, voice, owners)]
+    def list_voices(self) -> list[Voice]:
+        """The voices that the request may use, the default engine's first."""
+        return [voice for engine in self.catalog.engines for voice in engine.voices]
 
-    def check_owner(self, name: str, key: Key) -> None:
-        """Raises TelephonyTTSError unless a client with this key may replace or remove a voice of this name."""
-        owners = self.server.settings.owners
-        if owners is not None and owners.has(name) and not self._belongs(Voice(name, "cosyvoice2", (), 0), key):
+    def check_owner(self, name: str) -> None:
+        """Raises TelephonyTTSError unless the client may replace or remove a voice of this name."""
+        if self.is_stored(name) and not self._belongs(Voice(name, "cosyvoice2", (), 0)):
             raise TelephonyTTSError(f"voice {name} does not belong to your key", code="not_yours")
 
     def is_stored(self, name: str) -> bool:
@@ -169,11 +181,11 @@ class HttpApi:
         owners = self.server.settings.owners
         return owners is not None and owners.has(name)
 
-    def _belongs(self, voice: Voice, key: Key) -> bool:
-        """Whether a key may change a voice: its own, and one without an owner if the key has no name."""
+    def _belongs(self, voice: Voice) -> bool:
+        """Whether the client may change a voice: that of its key, and one without an owner if the key has no name."""
         owners = self.server.settings.owners
         owner = None if owners is None else owners.owner(voice)
-        return owner == (key.name or None)
+        return owner == (self.key.name or None)
 
     def record_of(self, voice: Voice) -> Mapping[str, str]:
         """Whose voice it is, and the consent to it, as far as they are known."""
@@ -196,7 +208,9 @@ class HttpApi:
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
 
-        def speech(call: str | None, lexicons: tuple[str, ...], key: Key) -> AbstractAsyncContextManager[Audio]:
+        key = self.key
+
+        def speech(call: str | None, lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
             return self._streams.open(replace(wanted, call=call, lexicons=lexicons, key=key), encoder.rate_hz)
 
         content_type = content_type or encoder.content_type
@@ -223,12 +237,12 @@ class SpeechResponse(Response):
     """Speaks while it is sent, and streams the audio. The status goes out with the first audio, so an error before that
     is raised (TelephonyTTSError) and has a response of its own. A client that goes away ends the speech at once.
 
-    `speech` begins to speak: in the call that the request joins, with the lexicons of its token, for its key.
+    `speech` begins to speak: in the call that the request joins, with the lexicons of its token.
     """
 
     def __init__(
         self,
-        speech: Callable[[str | None, tuple[str, ...], Key], AbstractAsyncContextManager[Audio]],
+        speech: Callable[[str | None, tuple[str, ...]], AbstractAsyncContextManager[Audio]],
         encoder: StreamEncoder,
         wrap: Callable[[Audio], Audio],
         content_type: str,
@@ -271,7 +285,7 @@ class SpeechResponse(Response):
                 await send(message)
 
         async with (
-            self._speech(*(scope["state"][name] for name in ("call", "lexicons", "key"))) as audio,
+            self._speech(scope["state"]["call"], scope["state"]["lexicons"]) as audio,
             aclosing(_encoded(audio, self._encoder)) as encoded,
             aclosing(self._wrap(encoded)) as body,
         ):

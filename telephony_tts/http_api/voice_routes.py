@@ -69,33 +69,32 @@ class VoiceForm:
 def voice_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["voices"])
 
-    def listed(voice: Voice, key: Key) -> dict[str, Any]:
+    def listed(voice: Voice) -> dict[str, Any]:
         return {
             "name": voice.name,
             "engine": voice.engine,
             "languages": voice.languages,
             "description": voice.description,
             "sample_rate_hz": voice.sample_rate_hz,
-            "removable": api.is_removable(voice, key),
+            "removable": api.is_removable(voice),
             **api.record_of(voice),
         }
 
-    def added(made: NewVoice, key: Key) -> dict[str, Any]:
-        return {**listed(made.voice, key), "kept_s": made.kept_s, "source_s": made.source_s, "warnings": made.warnings}
+    def added(made: NewVoice) -> dict[str, Any]:
+        return {**listed(made.voice), "kept_s": made.kept_s, "source_s": made.source_s, "warnings": made.warnings}
 
     @router.get("/v1/voices")
-    async def list_voices(request: Request) -> Response:
+    async def list_voices() -> Response:
         """The voices that the request's key may use, the default engine's first."""
-        key: Key = request.state.key
-        return JSONResponse({"voices": [listed(voice, key) for voice in api.voices_of(key)]})
+        return JSONResponse({"voices": [listed(voice) for voice in api.list_voices()]})
 
     @router.post("/v1/voices", status_code=201, openapi_extra=_FORM)
     async def add_voice(request: Request) -> Response:
         """Make a voice from a recording. With `Accept: text/event-stream` each step is an event."""
-        voices, key = api.voices, request.state.key
+        voices, key = api.voices, api.key
         form = await _form(request)
         record = _record(form, key)
-        api.check_owner(form.name, key)
+        api.check_owner(form.name)
         # What is not there now, and belongs to another key by the time that this voice is made, must not be replaced.
         replace = form.replace and (not key.name or api.is_stored(form.name))
         steps: asyncio.Queue[str | None] = asyncio.Queue()
@@ -113,7 +112,7 @@ def voice_routes(api: HttpApi) -> APIRouter:
             first = await steps.get()
             if first is None or not _wants_events(request):
                 await asyncio.wait((adding,))
-                return JSONResponse(added(finished(), key), 201)
+                return JSONResponse(added(finished()), 201)
         except TelephonyTTSError as error:
             _log.info("voice_refused", voice=form.name, code=error.code, why=error.message)
             raise
@@ -124,7 +123,7 @@ def voice_routes(api: HttpApi) -> APIRouter:
                 yield _event("progress", {"step": step})
                 step = await steps.get()
             try:
-                yield _event("done", added(finished(), key))
+                yield _event("done", added(finished()))
             except TelephonyTTSError as error:
                 _log.info("voice_refused", voice=form.name, code=error.code, why=error.message)
                 yield _event("error", {"code": error.code, "message": error.message})
@@ -132,10 +131,10 @@ def voice_routes(api: HttpApi) -> APIRouter:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     @router.delete("/v1/voices/{name}", status_code=204)
-    async def remove_voice(request: Request, name: str) -> Response:
+    async def remove_voice(name: str) -> Response:
         """Remove a voice that was added. What speaks with it speaks on."""
-        voices, key = api.voices, request.state.key
-        api.check_owner(name, key)
+        voices, key = api.voices, api.key
+        api.check_owner(name)
         await voices.remove(name)
         _log.info("voice_removed", voice=name, key=key.name or None)
         return Response(status_code=204)

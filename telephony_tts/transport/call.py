@@ -134,6 +134,11 @@ class Call:
         """Whether the call has ended: no leg can join, and nothing is spoken. Its engines may still be closing."""
         return self._end is not None
 
+    @property
+    def catalog(self) -> EngineCatalog:
+        """The engines as this call may use them."""
+        return self._catalog
+
     def voice_name(self, voice: str | None) -> str:
         """The name of the voice that speaks if the bot asks for `voice`, before any text decides otherwise."""
         for wanted in (voice, self.session.settings.voice):

@@ -64,11 +64,15 @@ class CallCatalog:
         """The catalog that all calls share."""
         return self._whole
 
-    def allows(self, voice: Voice) -> bool:
-        return allows(self._key, voice, self._owners)
+    def _allows(self, voice: Voice) -> bool:
+        """A voice that belongs to a key is for that key alone."""
+        owner = None if self._owners is None else self._owners.owner(voice)
+        if owner is not None:
+            return owner == self._key.name
+        return self._key.allows_voice(voice.engine, voice.name)
 
     def _narrow(self, engine: str | None = None) -> Any:
-        return cast(SeenBy, self._whole).seen_by(self.allows, engine)
+        return cast(SeenBy, self._whole).seen_by(self._allows, engine)
 
     @property
     def _now(self) -> Any:
@@ -138,10 +142,3 @@ class CallCatalog:
         found: dict[str, EngineStats] = self._whole.stats()
         return found
 
-
-def allows(key: Key, voice: Voice, owners: VoiceOwners | None) -> bool:
-    """Whether calls of this key may speak with this voice. A voice that belongs to a key is for that key alone."""
-    owner = None if owners is None else owners.owner(voice)
-    if owner is not None:
-        return owner == key.name
-    return key.allows_voice(voice.engine, voice.name)

@@ -215,7 +215,7 @@ async def serve_vendor(
     call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     registry.joined(connection)
-    leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
+    leg = VendorLeg(vendor, dialect, connection, call, settings)
     try:
         leg.join(joins, first_steps, limits)
         if call.media is None:
@@ -264,14 +264,12 @@ class VendorLeg:
         connection: CallConnection,
         call: Call,
         settings: TransportSettings,
-        catalog: EngineCatalog,
     ) -> None:
         self._vendor = vendor
         self._dialect = dialect
         self._connection = connection
         self._call = call
         self._settings = settings
-        self._catalog = catalog
         self._joined = False
         self._frames: list[bytes] = []
         self._turn = ""
@@ -456,7 +454,7 @@ class VendorLeg:
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
         try:
-            voice = voice_for(message.voice, self._vendor, self._settings, self._catalog)
+            voice = voice_for(message.voice, self._vendor, self._settings, self._call.catalog)
         except TelephonyTTSError as error:
             self._refuse(error)
             return

@@ -118,7 +118,7 @@ def test_a_key_that_is_removed_during_its_call_goes_on_with_the_call() -> None:
 
 def test_a_key_has_no_more_calls_than_its_limit_whichever_door_they_come_by() -> None:
     async def main() -> None:
-        async with keyed(key("acme", calls=2), key("other", calls=1)) as (rig, ring):
+        async with keyed(key("acme", calls=2), key("other", calls=1)) as (rig, _):
             refused = metrics.value("telephony_tts_refused_total", reason="key_limit")
             acme = bearer("acme")
             async with rig.bot(headers=acme), connect(rig.url("/v1/speak"), additional_headers=acme, proxy=None):
@@ -270,13 +270,15 @@ def test_a_key_speaks_with_its_voices_alone() -> None:
 def test_a_call_that_a_bot_joins_speaks_with_the_voices_of_its_key() -> None:
     async def main() -> None:
         engine = TwoVoices()
-        async with keyed(key("pbx"), key("acme", voices=("low",)), engine=engine) as (rig, _):
-            async with connect(rig.url("/media/native"), additional_headers=bearer("pbx"), proxy=None) as media:
-                await media.send(json.dumps({"type": "start", "call": "c", "codec": "ulaw", "rate_hz": 8000}))
-                async with rig.bot(call="c", headers=bearer("acme")) as bot:
-                    assert bot.ready["voice"] == "low"
-                    await bot.say("One.", "a")
-                    await until(lambda: engine.by == [("low", "One.")], "it speaks")
+        async with (
+            keyed(key("pbx"), key("acme", voices=("low",)), engine=engine) as (rig, _),
+            connect(rig.url("/media/native"), additional_headers=bearer("pbx"), proxy=None) as media,
+        ):
+            await media.send(json.dumps({"type": "start", "call": "c", "codec": "ulaw", "rate_hz": 8000}))
+            async with rig.bot(call="c", headers=bearer("acme")) as bot:
+                assert bot.ready["voice"] == "low"
+                await bot.say("One.", "a")
+                await until(lambda: engine.by == [("low", "One.")], "it speaks")
 
     run(main)
 

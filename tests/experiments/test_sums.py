@@ -26,9 +26,8 @@ def simulated(random: np.random.Generator, n: int, rate: float) -> list[CallSums
         turns = int(random.integers(1, 12))
         habit = random.beta(0.5 * rate, 0.5 * (1 - rate))
         started = turns - int(random.integers(0, 2))
-        calls.append(
-            CallSums(turns, started, float(random.normal(200, 30, started).sum()), 0, int(random.binomial(turns, habit)))
-        )
+        first_audio_ms = float(random.normal(200, 30, started).sum())
+        calls.append(CallSums(turns, started, first_audio_ms, 0, int(random.binomial(turns, habit))))
     return calls
 
 
