@@ -460,7 +460,7 @@ def transport_settings(
         vendors=config.vendors,
         find_sound=SoundStore(config.sounds).find,
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
-        key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.keys.items()},
+        key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
         keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s),
         owners=None if (folder := voice_directory(config)) is None else VoiceRecords(VoiceFolder(folder)),
         tls=None if server.tls.cert is None else _tls(server.tls),

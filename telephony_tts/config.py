@@ -211,7 +211,7 @@ class PhraseSettings:
 class LexiconSettings:
     """How words are spoken that an engine would misread. `files` gives each lexicon file a name.
 
-    `languages` ("*" is every language), `voices`, `tokens` (bearer tokens) and `keys` (names of keys) say for what the
+    `languages` ("*" is every language), `voices`, `tokens` (bearer tokens) and `named_keys` say for what the
     lexicons apply: names separated by commas. Files are looked at every `check_s` and read again when they changed; 0:
     only at SIGHUP.
     """
@@ -220,11 +220,13 @@ class LexiconSettings:
     languages: Mapping[str, str] = field(default_factory=dict)
     voices: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    named_keys: Mapping[str, str] = field(default_factory=dict)
     check_s: Annotated[float, Between(0, 3_600)] = 5.0
 
     def conflicts(self) -> Iterator[str]:
-        scopes = {"languages": self.languages, "voices": self.voices, "tokens": self.tokens, "keys": self.keys}
+        scopes = {
+            "languages": self.languages, "voices": self.voices, "tokens": self.tokens, "named_keys": self.named_keys,
+        }  # fmt: skip
         for scope, named in scopes.items():
             for key, listed in named.items():
                 where = scope if scope == "tokens" else f"{scope}.{key}"  # a token is a secret

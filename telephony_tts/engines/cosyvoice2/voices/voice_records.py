@@ -45,7 +45,7 @@ class VoiceRecords:
 
     def record(self, voice: Voice) -> Mapping[str, str]:
         """Those of `FIELDS` that are known of a voice."""
-        return self._look().get(voice.name, {}) if voice.engine == _ENGINE else {}
+        return self._look(voice.name).get(voice.name, {}) if voice.engine == _ENGINE else {}
 
     def has(self, name: str) -> bool:
         """Whether there is a stored voice of this name."""
@@ -56,9 +56,12 @@ class VoiceRecords:
         """Whether any voice has an owner."""
         return any("owner" in record for record in self._look().values())
 
-    def _look(self) -> dict[str, Mapping[str, str]]:
+    def _look(self, name: str = "") -> dict[str, Mapping[str, str]]:
+        """The records by the names of the voices. A voice `name` that was not there is looked for at once: nobody may
+        use a new voice before its owner is known."""
         now_ns = monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+        is_fresh = self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS
+        if is_fresh and (not name or name in self._records):
             return self._records
         self._looked_ns = now_ns
         try:
