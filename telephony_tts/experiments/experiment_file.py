@@ -87,8 +87,8 @@ class ExperimentReader:
         problems += [f"{show(name)}: unknown key. Allowed here: experiments" for name in tree if name != "experiments"]
         entries = tree.get("experiments") or {}
         if not isinstance(entries, dict):
-            found = show(entries)
-            raise ConfigError(f"{path}: experiments: expected names of experiments with their arms, found {found}")
+            expected = "expected names of experiments with their arms"
+            raise ConfigError(f"{path}: experiments: {expected}, found {show(entries)}")
         experiments = [
             found for name, raw in entries.items() if (found := self._experiment(name, raw, problems)) is not None
         ]

@@ -102,9 +102,9 @@ class SpeechStreams:
         limit = server.settings.vendors.http_streams
         if server.registry.n_requests_of_all >= limit:
             raise Busy(f"{limit} HTTP requests are being spoken, which is the limit", retry_after_ms=2_000)
-        if (why := server.registry.key_refusal(request.key)) is not None:
+        if (refusal := server.registry.key_refusal(request.key)) is not None:
             metrics.REFUSED.labels(reason="key_limit").inc()
-            raise TelephonyTTSError(why, code="key_limit", retry_after_ms=2_000)
+            raise TelephonyTTSError(refusal, code="key_limit", retry_after_ms=2_000)
 
 
 class ResponseLeg:

@@ -72,6 +72,7 @@ from telephony_tts.wire.vendor import Refused
 
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
+_USE_IS_NEW_NS = 100_000_000
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
 _LOGGED_CHARS = 200
@@ -95,7 +96,9 @@ class Server:
         self._fronts = self.registry.fronts = fronts
         if fronts is not None:
             self.registry.move, self.registry.changed = self._move_leg, self._publish
-            settings.keys.characters.of_others = fronts.use_of_others
+            settings.keys.characters.of_others = self._use_at_other_fronts
+        self._others_use: list[Mapping[str, Mapping[str, int]]] = []
+        self._others_asked_ns: int | None = None
         self._n_sockets = 0
         """WebSocket connections, which are counted for other fronts only."""
         self._relays: set[Relay] = set()
@@ -317,6 +320,14 @@ class Server:
         characters = self.settings.keys.characters
         chars = dict(characters.today())
         return {"calls": self.registry.calls_by_key(), "chars": chars, "day": {"day": characters.day}}
+
+    def _use_at_other_fronts(self) -> list[Mapping[str, Mapping[str, int]]]:
+        """The same of the other fronts, a little old: it is asked for with every piece of text."""
+        assert self._fronts is not None
+        now_ns = monotonic_ns()
+        if self._others_asked_ns is None or now_ns - self._others_asked_ns > _USE_IS_NEW_NS:
+            self._others_use, self._others_asked_ns = self._fronts.use_of_others(), now_ns
+        return self._others_use
 
     def _socket_left(self, _left: object) -> None:
         self._n_sockets -= 1
