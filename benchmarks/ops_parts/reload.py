@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import os
 import signal
 import tempfile
@@ -45,13 +46,13 @@ class Call:
         self.errors: list[str] = []
         self.n_late = self.n_frames = 0
 
-    async def run(self, port: int, ends: asyncio.Event, first: int) -> None:
+    async def run(self, port: int, ends: asyncio.Event, first: int, n_turns: float = math.inf) -> None:
         address = f"ws://127.0.0.1:{port}/v1/stream?audio=binary&call={self.name}"
         async with connect(
             address, additional_headers={"Authorization": f"Bearer {_TOKEN}"}, proxy=None, compression=None
         ) as bot:
             n = first
-            while not ends.is_set():
+            while not ends.is_set() and n < first + n_turns:
                 await self._hear(bot, _SENTENCES[n % len(_SENTENCES)], f"t{n}")
                 n += 1
 
@@ -115,12 +116,7 @@ async def _windows(
     late: dict[str, list[dict[str, float]]] = {"quiet": [], "reloading": []}
     async with asyncio.TaskGroup() as group:
         # Each sentence once, before anything is read again.
-        own = asyncio.Event()
-        referring = group.create_task(reference.run(port, own, 0))
-        while len(reference.turns) < len(_SENTENCES):
-            await asyncio.sleep(0.05)
-        own.set()
-        await referring
+        await reference.run(port, ends, 0, len(_SENTENCES))
         for n, call in enumerate(all_calls):
             group.create_task(call.run(port, ends, n))
         await asyncio.sleep(min(3.0, window_s))

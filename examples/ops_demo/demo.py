@@ -98,7 +98,8 @@ def show(folder: Path, n_calls: int, at_once: int) -> int:
         since_s = int(time.monotonic() - before_s) + 60
         say(f"telephony-tts experiments report --prometheus {prometheus} --since {since_s}s")
         report = folder / "report.json"
-        print(command("experiments", "report", "--prometheus", prometheus, "--since", f"{since_s}s", "--json", str(report)))
+        flags = ("--prometheus", prometheus, "--since", f"{since_s}s", "--json", str(report))
+        print(command("experiments", "report", *flags))
         say("the arm gets all calls from now on: its share is changed in the file, then kill -HUP")
         write_experiments(folder, share=100)
         server.send_signal(signal.SIGHUP)

@@ -16,6 +16,8 @@ from telephony_tts.keys.key import Key
 
 CONTROL = "control"
 """The arm of the calls that no other arm takes. It has the settings of the server."""
+SPEECH = ("lang", "speed", "first_clause_chars", "text_timeout_ms", "text_mode")
+"""The settings of the section `speech` that an arm can change."""
 NUMBER_NAMES = ("from", "to", "caller", "called", "number", "ani", "dnis")
 """The parameters of a media leg that are telephone numbers."""
 _NOT_DIALLED = re.compile(r"[^0-9+]")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from telephony_tts.errors import ConfigError
-from telephony_tts.experiments.arms import CONTROL, Arm, Experiment
+from telephony_tts.experiments.arms import CONTROL, SPEECH, Arm, Experiment
 from telephony_tts.experiments.sums import FEWEST_CALLS, StopRules
 from telephony_tts.schema import Between, read_section, show
 from telephony_tts.session.settings import BargeInSettings, SpeechSettings
@@ -17,10 +17,14 @@ from telephony_tts.settings_tree import raise_problems, read_tree
 
 MAX_ARMS = 8
 """Of all experiments together, the arm `control` of each included: each arm is some 50 series of the metrics."""
-SPEECH = (
-    "lang", "speed", "first_clause_chars", "text_timeout_ms", "text_mode", "detect_language", "lead_ms", "ahead_ms",
-)  # fmt: skip
-"""The settings of the section `speech` that an arm can change. The others belong to the peer's format."""
+_CHANGEABLE = {
+    "speech": SPEECH,
+    "barge_in": (
+        "min_speech_ms", "hold_off_ms", "silence_ms", "action", "false_interruption_ms", "resume_after_ms",
+        "step_back_ms",
+    ),
+}  # fmt: skip
+"""The settings of these sections that an arm can change. The others belong to the peer, or need a model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _Least = Annotated[float | None, Between(0, 1e6)]
 
@@ -160,9 +164,9 @@ class ExperimentReader:
         if not isinstance(raw, dict):
             problems.append(f"{where}: {show(raw)} is not a section")
             return {}
-        if section == "speech" and (fixed := [name for name in raw if name not in SPEECH]):
+        if fixed := [name for name in raw if name not in _CHANGEABLE[section]]:
             names = ", ".join(map(str, fixed))
-            problems.append(f"{where}: an arm cannot change {names}; it can change {', '.join(SPEECH)}")
+            problems.append(f"{where}: an arm cannot change {names}; it can change {', '.join(_CHANGEABLE[section])}")
             return {}
         kind = SpeechSettings if section == "speech" else BargeInSettings
         whole = read_section(kind, {**self._base[section], **raw}, problems, where)

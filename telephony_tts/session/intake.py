@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from telephony_tts.engines.api import Insert
 from telephony_tts.session.effects import Effect
@@ -241,12 +242,17 @@ class Intake:
         )
         self.text_type = message.text_type or self.text_type
 
-    def change_default_voice(self, settings: SessionSettings, before: str | None) -> None:
-        """`settings` have another voice than `before`. Turns that begin after this have it, unless the bot has named
-        another one."""
-        self.settings = settings
-        if self.speaking.voice == before:
-            self.speaking = replace(self.speaking, voice=settings.voice)
+    @property
+    def has_begun(self) -> bool:
+        return self._n_turns > 0
+
+    def start_with(self, before: SessionSettings, after: SessionSettings) -> None:
+        """See `Session.start_with`."""
+        self.settings = after
+        names = ("voice", "lang", "speed")
+        is_kept = {name: getattr(self.speaking, name) != getattr(before, name) for name in names}
+        changes: dict[str, Any] = {name: getattr(after, name) for name in names if not is_kept[name]}
+        self.speaking = replace(self.speaking, **changes)
 
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Turns that begin after this are read with these lexicons of the server too."""

@@ -12,20 +12,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.errors import EngineError, ReplicaLost, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
-from telephony_tts.experiments.running import RunningArm
+from telephony_tts.experiments.arms import SPEECH, numbers_in
+from telephony_tts.experiments.running import Experiments, RunningArm
 from telephony_tts.keys.key import NO_KEY, CharacterUse, Key
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.utterance_run import UtteranceRun
@@ -83,17 +85,21 @@ class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
     def __init__(
-        self, session: Session, catalog: EngineCatalog, kind: str, arm: RunningArm | None = None
+        self, session: Session, catalog: EngineCatalog, kind: str, experiments: Experiments | None = None
     ) -> None:
-        """`arm` is the arm of its experiment."""
+        """`experiments` are those that the call may take part in."""
         self.session = session
         self.id = session.settings.call
         self.kind = kind
         self.key = NO_KEY
         """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
-        self.arm = arm
-        arm_name = None if arm is None else arm.name
-        self.log = _log.bind(call=self.id, arm=arm_name).limited(logs.LineLimit.of_call())
+        self.arm: RunningArm | None = None
+        """The arm of its experiment. It is settled with the first turn."""
+        self._experiments = experiments if kind != "http" else None
+        self._numbers: list[str] = []
+        self._first_settings = session.settings
+        """What the call starts with, without an arm."""
+        self.log = _log.bind(call=self.id).limited(logs.LineLimit.of_call())
         """The call's log, with a limit on the lines that its peers cause."""
         self._catalog = catalog
         self._loop = asyncio.get_running_loop()
@@ -121,7 +127,7 @@ class Call:
         self.recording: LiveRecording | None = None
         self._n_recordings = 0
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
-        self._journal = Journal(session, self.log, arm)
+        self._journal = Journal(session, self.log)
         self._n_characters = 0
         self._voices: dict[str, None] = {}
         """The voices that have spoken, each once."""
@@ -153,12 +159,41 @@ class Call:
     def use_key(self, key: Key, characters: CharacterUse) -> None:
         """From now on the call belongs to this key: its limits hold, and its characters are counted."""
         self.key = key
-        if isinstance(self._catalog, CallCatalog):
-            self._catalog.use(key)
         self.session.use_quota(partial(characters.spend, key) if key.name else None)
-        default = self.session.settings.voice
-        if default is not None and not self._catalog.knows_voice(default):
-            self.session.change_default_voice(None)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Choose the arm by what is known of the call now, unless it has begun to speak. Start with what the arm
+        changes, and with a voice that the key may use."""
+        arm = self.arm
+        if self._experiments is not None and not self.session.has_begun:
+            arm = self._experiments.choose(self.id, self.key, self._numbers)
+        if isinstance(self._catalog, CallCatalog):
+            self._catalog.use(self.key, arm)
+        if arm is not None and arm.arm.voice is not None and not self._catalog.knows_voice(arm.arm.voice):
+            # The key may not use it, or it was removed.
+            arm = None
+            assert isinstance(self._catalog, CallCatalog)
+            self._catalog.use(self.key)
+        if arm is not self.arm:
+            self.arm = self._journal.arm = arm
+            self.log = self._journal.log = self.log.bind(arm=None if arm is None else arm.name)
+        settings = self._changed_by(arm)
+        if settings.voice is not None and not self._catalog.knows_voice(settings.voice):
+            settings = replace(settings, voice=None)
+        if settings != self.session.settings:
+            self.session.start_with(settings)
+
+    def _changed_by(self, arm: RunningArm | None) -> SessionSettings:
+        """The settings of the call with what the arm changes."""
+        changes: dict[str, Any] = {name: getattr(self._first_settings, name) for name in ("voice", *SPEECH)}
+        barge_in = self._first_settings.barge_in
+        if arm is not None:
+            changes |= arm.arm.speech
+            barge_in = replace(barge_in, **cast("dict[str, Any]", arm.arm.barge_in))
+            if arm.arm.voice is not None or arm.arm.engine is not None:
+                changes["voice"] = arm.arm.voice  # the engine's own default, if the arm names only an engine
+        return replace(self.session.settings, **changes, barge_in=barge_in)
 
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""
@@ -335,6 +370,9 @@ class Call:
                 self._n_characters += len(message.text)
             elif type(message) is m.Record:
                 self.record(message.action)
+            elif type(message) is m.MediaStart and (numbers := numbers_in(message.parameters)):
+                self._numbers = numbers
+                self._start_anew()
             if self.recording is not None:
                 self.recording.received(message, now_ns)
             self.session.receive(message, now_ns)

@@ -50,19 +50,13 @@ class CallCatalog:
         self.use(NO_KEY)
 
     def use(self, key: Key, arm: RunningArm | None = None) -> None:
-        """Show what the calls of this key and of this arm may use. Without `arm` it stays as it is."""
-        self._key = key
-        self._arm = arm or self._arm
+        """Show what the calls of this key and of this arm may use."""
+        self._key, self._arm = key, arm
         engine = None if self._arm is None else self._arm.arm.engine
         if key.voices is None and engine is None:
             self._seen, self._is_narrow = self._whole, False
         else:
             self._seen, self._is_narrow = self._narrow(engine), True
-
-    @property
-    def whole(self) -> Any:
-        """The catalog that all calls share."""
-        return self._whole
 
     def _allows(self, voice: Voice) -> bool:
         """A voice that belongs to a key is for that key alone."""

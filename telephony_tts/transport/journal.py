@@ -15,12 +15,12 @@ _INTERRUPTIONS = ("clear", "barge_in")
 class Journal:
     """The journal of one call. `log` has the call's id and limits its lines. The metrics count every event."""
 
-    def __init__(self, session: Session, log: logs.EventLogger, arm: RunningArm | None = None) -> None:
-        """`arm` is the arm of the call's experiment."""
+    def __init__(self, session: Session, log: logs.EventLogger) -> None:
         self.sums = CallSums()
-        self._arm = arm
+        self.arm: RunningArm | None = None
+        """The arm of the call's experiment."""
         self._session = session
-        self._log = log
+        self.log = log
         self._n_underruns = self._n_lexicon_readings = 0
 
     def note_tones(self, digits: str, by: str) -> None:
@@ -34,13 +34,13 @@ class Journal:
                 metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
                 self.sums.started += 1
                 self.sums.first_audio_ms += event.first_audio_ms
-                if self._arm is not None:
-                    self._arm.turn_started(event.first_audio_ms)
-                self._log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
+                if self.arm is not None:
+                    self.arm.turn_started(event.first_audio_ms)
+                self.log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
             case m.Done():
                 metrics.TURNS.labels(outcome="done").inc()
                 self.sums.turns += 1
-                self._log.info(
+                self.log.info(
                     "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
                     latency=event.latency,
                 )
@@ -48,7 +48,7 @@ class Journal:
                 metrics.TURNS.labels(outcome="cleared").inc()
                 self.sums.turns += 1
                 self.sums.interruptions += event.reason in _INTERRUPTIONS
-                self._log.info(
+                self.log.info(
                     "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
                     heard=logs.speech(event.heard_text),
                 )
@@ -57,34 +57,34 @@ class Journal:
                     metrics.TURNS.labels(outcome="error").inc()
                     self.sums.turns += 1
                     self.sums.errors += 1
-                self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
+                self.log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
             case m.Paused():
                 metrics.PAUSES.labels(reason=event.reason).inc()
-                self._log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
+                self.log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
             case m.Resumed():
-                self._log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
+                self.log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
             case m.CallerSpeech():
                 if event.interrupted is not None:
                     metrics.CALLER_SPEECH.labels(outcome="interrupted" if event.interrupted else "none").inc()
-                self._log.info(
+                self.log.info(
                     "caller_speech", state=event.state, spoken_ms=event.spoken_ms, interrupted=event.interrupted
                 )
             case m.CallerSilent():
                 metrics.CALLER_SILENT.inc()
-                self._log.info("caller_silent", ms=event.ms)
+                self.log.info("caller_silent", ms=event.ms)
             case m.AnsweringMachineHeard():
                 metrics.ANSWERING_MACHINES.labels(cause=event.cause).inc()
-                self._log.info(
+                self.log.info(
                     "answering_machine", cause=event.cause, greeting_ms=event.greeting_ms, beep_hz=event.beep_hz
                 )
             case m.WarningEvent():
                 if event.code == "bad_markup":
                     metrics.BAD_MARKUP.inc()
-                self._log.info("warning", turn=event.turn, code=event.code)
+                self.log.info("warning", turn=event.turn, code=event.code)
             case m.SentenceSpoken():
-                self._log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
+                self.log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
         session = self._session
         if session.n_underruns != self._n_underruns:
             metrics.UNDERRUNS.inc(session.n_underruns - self._n_underruns)

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.experiments.arms import numbers_in
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
@@ -105,10 +104,7 @@ async def serve_media(
             await leg.refuse(4429, why)
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
-        numbers = numbers_in(start.parameters)
-        call = new_call(
-            speech, catalog, leg.kind, settings.find_sound, who=key, numbers=numbers, settings=settings
-        )
+        call = new_call(speech, catalog, leg.kind, settings.find_sound, who=key, settings=settings)
         await registry.start(call)
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()

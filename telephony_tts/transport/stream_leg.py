@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.experiments.arms import Arm
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -124,24 +121,14 @@ def new_call(
     find_sound: FindSound | None = None,
     *,
     who: Key = NO_KEY,
-    numbers: Sequence[str] = (),
     settings: TransportSettings | None = None,
 ) -> Call:
     """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
-    `find_sound` it has no sounds. `who` begins it; `numbers` are its telephone numbers, if they are known. With
-    `settings` it takes part in the experiments."""
-    speech, arm = replace(speech, session=f"s{secrets.token_hex(6)}"), None
+    `find_sound` it has no sounds. `who` begins it. With `settings` the limits of keys hold, and it takes part in the
+    experiments."""
+    speech, experiments = replace(speech, session=f"s{secrets.token_hex(6)}"), None
     if settings is not None:
-        catalog = seen = CallCatalog(catalog, settings.owners)
-        seen.use(who)
-        if kind != "http" and (arm := settings.experiments.choose(speech.call, who, numbers)) is not None:
-            seen.use(who, arm)
-            if arm.arm.voice is not None and not seen.knows_voice(arm.arm.voice):
-                arm = None  # the key may not use it, or it was removed
-                seen = catalog = CallCatalog(seen.whole, settings.owners)
-                seen.use(who)
-            else:
-                speech = changed_by(arm.arm, speech)
+        catalog, experiments = CallCatalog(catalog, settings.owners), settings.experiments
     session = Session(
         speech,
         monotonic_ns(),
@@ -152,18 +139,10 @@ def new_call(
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
     )
-    call = Call(session, catalog, kind, arm)
+    call = Call(session, catalog, kind, experiments)
     if settings is not None:
         call.use_key(who, settings.keys.characters)
     return call
-
-
-def changed_by(arm: Arm, speech: SessionSettings) -> SessionSettings:
-    """The settings of a call with what its arm changes."""
-    changes: dict[str, Any] = dict(arm.speech)
-    if arm.voice is not None or arm.engine is not None:
-        changes["voice"] = arm.voice  # the engine's own default, if the arm names only an engine
-    return replace(speech, **changes, barge_in=replace(speech.barge_in, **cast("dict[str, Any]", arm.barge_in)))
 
 
 def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -108,9 +108,9 @@ def test_what_a_call_of_an_arm_speaks_with(arm: Arm, options: dict[str, Any], sp
 
 def test_the_bot_is_told_its_arm_and_the_voice_that_follows() -> None:
     async def main() -> None:
-        async with experimenting(all_in(Arm("anna", 100, voice="anna"), "new-voice")) as (rig, _):
-            async with rig.bot() as bot:
-                assert (bot.ready["experiment"], bot.ready["arm"], bot.ready["voice"]) == ("new-voice", "anna", "anna")
+        in_anna = all_in(Arm("anna", 100, voice="anna"), "new-voice")
+        async with experimenting(in_anna) as (rig, _), rig.bot() as bot:
+            assert (bot.ready["experiment"], bot.ready["arm"], bot.ready["voice"]) == ("new-voice", "anna", "anna")
         async with experimenting() as (rig, _), rig.bot() as bot:
             assert "experiment" not in bot.ready and "arm" not in bot.ready and bot.ready["voice"] == "heart"
 
@@ -179,6 +179,60 @@ def test_an_experiment_for_a_key_and_a_key_without_experiments() -> None:
     run(main)
 
 
+def test_the_arm_of_a_call_that_its_media_leg_began_is_that_of_its_bots_key() -> None:
+    keys = [Key("acme", digest_of(b"acme")), Key("none", digest_of(b"none"), experiments=()),
+            Key("pbx", digest_of(b"pbx"))]  # fmt: skip
+    for_acme = all_in(Arm("a", 100, voice="anna", speech={"speed": 1.5}), keys=("acme",))
+    for_all = all_in(Arm("b", 100, voice="ben"), "f")
+
+    async def main() -> None:
+        async with experimenting(for_acme, for_all, keys=KeyRing((), keys)) as (rig, engines):
+            for name, speaks in (("acme", "one/anna 1.5"), ("none", "one/heart 1"), ("pbx", "two/ben 1")):
+                how = {"additional_headers": {"Authorization": "Bearer pbx"}, "proxy": None, "max_queue": None}
+                async with connect(rig.url("/media/native"), **how) as media:
+                    await media.send(json.dumps({"type": "start", "call": name, "codec": "ulaw", "rate_hz": 8000}))
+                    await until(lambda name=name: rig.server.registry.find(name) is not None, "the call")
+                    async with rig.bot(call=name, headers={"Authorization": f"Bearer {name}"}) as bot:
+                        n_before = len(engines.by)
+                        await bot.say("Hello.", "a")
+                        await until(lambda n=n_before: len(engines.by) > n, "it speaks")
+                assert engines.by[-1] == speaks
+                await rig.empty()
+            assert counted("a", "calls") == 1
+
+    run(main)
+
+
+def test_a_number_that_comes_behind_the_bot_counts_until_the_first_turn() -> None:
+    numbered = all_in(Arm("a", 100, voice="anna", barge_in={"min_speech_ms": 640}), numbers=("+4930*",))
+    parameters = {"from": "+493012"}
+
+    async def main() -> None:
+        async with experimenting(numbered) as (rig, engines):
+            for speaks_first, speaks in ((False, "one/anna 1"), (True, "one/heart 1")):
+                call = f"c{speaks_first}"
+                async with rig.bot(call=call, hold_off_ms=100) as bot:
+                    if speaks_first:
+                        await bot.say("Early.", "a")
+                        await until(lambda: len(engines.by) == 2, "it is synthesised")
+                    start = {"type": "start", "call": call, "codec": "ulaw", "rate_hz": 8000, "parameters": parameters}
+                    async with connect(rig.url("/media/native"), proxy=None, max_queue=None) as media:
+                        await media.send(json.dumps(start))
+                        await bot.event("call")
+                        n_before = len(engines.by)
+                        await bot.say("Hello.", "b")
+                        await until(lambda n=n_before: len(engines.by) > n, "it speaks")
+                        found = rig.server.registry.find(call)
+                        assert found is not None
+                        spurt = found.session.caller._spurt.settings
+                        assert spurt.min_speech_ms == (200 if speaks_first else 640)
+                        assert spurt.hold_off_ms == 100, "what the bot has asked for stays"
+                assert engines.by[-1] == speaks
+                await rig.empty()
+
+    run(main)
+
+
 def test_a_key_that_may_not_use_the_voice_of_an_arm_is_not_in_the_experiment() -> None:
     ring = KeyRing((), [Key("acme", digest_of(b"acme"), voices=("heart",))])
 
@@ -195,9 +249,8 @@ def test_an_experiment_for_a_telephone_number() -> None:
 
     async def main() -> None:
         async with experimenting(numbered) as (rig, engines):
-            for n, (parameters, voice) in enumerate(
-                (({"from": "+49 30 1234"}, "anna"), ({"from": "+33", "to": "+49301"}, "anna"), ({"from": "+33"}, "heart"))
-            ):
+            german, called, foreign = {"from": "+49 30 1234"}, {"from": "+33", "to": "+49301"}, {"from": "+33"}
+            for n, (parameters, voice) in enumerate(((german, "anna"), (called, "anna"), (foreign, "heart"))):
                 start = {"type": "start", "call": f"c{n}", "codec": "ulaw", "rate_hz": 8000, "parameters": parameters}
                 async with connect(rig.url("/media/native"), proxy=None) as media:
                     await media.send(json.dumps(start))
@@ -341,12 +394,17 @@ def test_a_file_that_changes_counts_for_new_calls_and_a_broken_one_does_not(
                     await bot.event("done", turn="a")
                     return len(bot.frames)
 
+            async def until_frames(are_right: Callable[[int], bool]) -> int:
+                async with asyncio.timeout(10):
+                    n = await n_frames()
+                    while not are_right(n):
+                        n = await n_frames()
+                return n
+
             async with greeted(url) as old:
                 fast = await n_frames()
                 write(file, text(0.5))
-                async with asyncio.timeout(10):
-                    while (slow := await n_frames()) < 2 * fast:
-                        await asyncio.sleep(0.05)
+                slow = await until_frames(lambda n: n > 2 * fast)
                 await old.say("A sentence of sixty milliseconds for each letter.", "a")
                 await old.event("done", turn="a")
                 assert len(old.frames) == fast, "a call keeps its arm"
@@ -354,9 +412,7 @@ def test_a_file_that_changes_counts_for_new_calls_and_a_broken_one_does_not(
             await until(lambda: lines(caplog, "file_kept"), "the log says that the file cannot be used")
             assert await n_frames() == slow
             write(file, "")
-            async with asyncio.timeout(10):
-                while (plain := await n_frames()) == slow:
-                    await asyncio.sleep(0.05)
+            plain = await until_frames(lambda n: n != slow)
             assert fast < plain < slow
 
     run(main)

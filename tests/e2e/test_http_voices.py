@@ -506,7 +506,8 @@ def test_a_voice_of_a_key_is_for_that_key_alone(model_dir: Path, tmp_path: Path)
 
 def test_a_named_key_needs_a_consent_and_a_token_without_a_name_needs_none(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        async with voiced(model_dir, tmp_path, with_engine=False, keys=[Key("acme", digest_of(b"acme-token"))]) as place:
+        acme = Key("acme", digest_of(b"acme-token"))
+        async with voiced(model_dir, tmp_path, with_engine=False, keys=[acme]) as place:
             rig = place.rig
             refused = await add_as(rig, "acme", name="anna")
             assert refused.error == (400, "bad_request")

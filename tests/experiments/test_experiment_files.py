@@ -59,11 +59,11 @@ def test_an_empty_file_has_no_experiments(tmp_path: Path) -> None:
 
 
 def test_an_arm_is_checked_together_with_the_settings_of_the_server(tmp_path: Path) -> None:
-    text = "experiments: {e: {arms: {a: {share: 1, speech: {lead_ms: 1500}}}}}"
-    assert read(tmp_path, text)[0].arms[0].speech == {"lead_ms": 1500}
-    told = refused(tmp_path, text, SpeechSettings(ahead_ms=1000))
-    assert "experiments.e.arms.a.speech.ahead_ms: 1000 is less than lead_ms (1500)" in told
-    session = replace(SessionSettings(), ahead_ms=1000)
+    text = "experiments: {e: {arms: {a: {share: 1, speech: {speed: 1.5}}}}}"
+    assert read(tmp_path, text)[0].arms[0].speech == {"speed": 1.5}
+    told = refused(tmp_path, text, SpeechSettings(ahead_ms=100))
+    assert "experiments.e.arms.a.speech.ahead_ms: 100 is less than lead_ms (200)" in told
+    session = replace(SessionSettings(), ahead_ms=100)
     assert "ahead_ms" in refused(tmp_path, text, session), "a session's settings have more than the section"
 
 
@@ -91,7 +91,8 @@ def arm(text: str) -> str:
         (arm("{share: 1, speech: {speed: 9}}"), "experiments.e.arms.a.speech.speed: 9 is wrong"),
         (arm("{share: 1, speech: {codec: alaw}}"), "experiments.e.arms.a.speech: an arm cannot change codec"),
         (arm("{share: 1, speech: fast}"), "experiments.e.arms.a.speech: 'fast' is not a section"),
-        (arm("{share: 1, barge_in: {floor_dbov: 5}}"), "experiments.e.arms.a.barge_in.floor_dbov: 5 is wrong"),
+        (arm("{share: 1, barge_in: {hold_off_ms: -5}}"), "experiments.e.arms.a.barge_in.hold_off_ms: -5 is wrong"),
+        (arm("{share: 1, barge_in: {enabled: true}}"), "experiments.e.arms.a.barge_in: an arm cannot change enabled"),
         (arm("fast"), "experiments.e.arms.a: expected share"),
         ("experiments: {e: {arms: {control: {share: 1, voice: x}}}}", "this name is for the calls that no arm takes"),
         ("experiments: {e: {}}", "experiments.e.arms: expected names of arms"),

@@ -1,4 +1,4 @@
-"""Named keys where several processes serve one port: their limits are those of all together, and a reload is for all."""
+"""Named keys where several processes serve one port: their limits are those of all, and a reload is for all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from front_server import FrontServer, front_server
-from rig import Bot, greeted, run
+from rig import Bot, greeted, run, until
 from websockets.exceptions import InvalidStatus
 
 from telephony_tts.fronts.front import Front
@@ -43,13 +43,6 @@ async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bo
         yield bot
 
 
-async def until_true(is_true: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(20):
-        while not is_true():
-            await asyncio.sleep(0.05)
-    assert is_true(), what
-
-
 def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> None:
     async def main(server: FrontServer) -> None:
         async with bot_at(server, 0, "one") as first:
@@ -67,7 +60,7 @@ def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> N
                 assert error["code"] == "key_limit" and "has used 10" in error["message"]
                 await second.say("Ten chars.", "c")
                 await second.event("done", turn="c")
-        await until_true(lambda: not server.claims, "the calls are over")
+        await until(lambda: not server.claims, "the calls are over")
         async with bot_at(server, 0, "three") as third:
             await third.say("One", "d")
             assert (await third.event("error", turn="d"))["code"] == "key_limit"
@@ -91,7 +84,7 @@ def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Pat
         assert not await is_let_in(0) and not await is_let_in(1)
         write_keys(short)
         server.served.send_signal(signal.SIGHUP)
-        await until_true(lambda: len(server.logged("file_loaded")) == 2, "both fronts have read it")
+        await until(lambda: len(server.logged("file_loaded")) == 2, "both fronts have read it")
         assert await is_let_in(0) and await is_let_in(1)
         assert server.served.poll() is None
 

@@ -87,7 +87,8 @@ def test_a_folder_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
 def test_damaged_files_have_no_record(tmp_path: Path) -> None:
     folder = VoiceFolder(tmp_path)
     heads = {
-        "empty": b"", "short": b"\x01", "huge": struct.pack("<Q", 1 << 60) + b"{}", "text": struct.pack("<Q", 4) + b"text",
+        "empty": b"", "short": b"\x01", "huge": struct.pack("<Q", 1 << 60) + b"{}",
+        "text": struct.pack("<Q", 4) + b"text",
         "list": struct.pack("<Q", 2) + b"[]", "deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
         "other": struct.pack("<Q", 20) + b'{"__metadata__": {}}',
     }  # fmt: skip
