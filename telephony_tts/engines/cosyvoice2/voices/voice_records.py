@@ -35,6 +35,7 @@ class VoiceRecords:
         self._folder = folder
         self._records: dict[str, Mapping[str, str]] = {}
         self._stamps: dict[str, FileStamp] = {}
+        self._has_any = False
         self._seen: int | None = None
         """When the folder had last changed, if it cannot have changed since without showing it."""
         self._looked_ns: int | None = None
@@ -54,7 +55,8 @@ class VoiceRecords:
     @property
     def has_any(self) -> bool:
         """Whether any voice has an owner."""
-        return any("owner" in record for record in self._look().values())
+        self._look()
+        return self._has_any
 
     def _look(self, name: str = "") -> dict[str, Mapping[str, str]]:
         """The records by the names of the voices. A voice `name` that was not there is looked for at once: nobody may
@@ -77,6 +79,7 @@ class VoiceRecords:
         for name in self._records.keys() - stamps.keys():
             del self._records[name]
         self._stamps = stamps
+        self._has_any = any("owner" in record for record in self._records.values())
         self._seen = changed_ns if unix_s() - changed_ns / 1e9 > _SETTLED_S else None
         return self._records
 
