@@ -210,9 +210,9 @@ def join_call(server: Server, name: str, key: Key = NO_KEY) -> HttpBot:
         speech = replace(settings.speech, call=name)
         call = new_call(speech, server.catalog, "joined", settings.find_sound, who=key, settings=settings)
         registry.begin(call)
-    if isinstance(call.bot, HttpBot):
+    if isinstance(call.bot, HttpBot) and not call.is_closed_to(key):
         return call.bot
-    if call.bot is not None or call.kind in ("stream", "http"):
+    if call.bot is not None or call.is_closed_to(key) or call.kind in ("stream", "http"):
         metrics.REFUSED.labels(reason="call_taken").inc()
         raise TelephonyTTSError(f"call {name} already has a bot", code="call_taken")
     bot = HttpBot(call, server)

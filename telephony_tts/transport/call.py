@@ -93,6 +93,8 @@ class Call:
         self.kind = kind
         self.key = NO_KEY
         """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
+        self._bots_key = ""
+        """The name of the first named key whose bot joined."""
         self.arm: RunningArm | None = None
         """The arm of its experiment. It is settled with the first turn."""
         self._experiments = experiments if kind != "http" else None
@@ -156,6 +158,11 @@ class Call:
             return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
         return ""  # the last voice of the engine was removed
 
+    def is_closed_to(self, key: Key) -> bool:
+        """Whether a bot with this key cannot join, because bots of another named key have spoken in the call. A key
+        without a name has no limits."""
+        return bool(key.name and self._bots_key) and key.name != self._bots_key
+
     def use_key(self, key: Key, characters: CharacterUse) -> None:
         """From now on the call belongs to this key: its limits hold, and its characters are counted."""
         self.key = key
@@ -210,6 +217,7 @@ class Call:
     def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
         """The bot has joined: it gets the events that it missed, and is heard from now on."""
         self._claimed()
+        self._bots_key = self._bots_key or self.key.name
         self.bot = leg
         self._encode_bot = encode
         self._to_bot(ready)

@@ -70,7 +70,8 @@ async def serve_stream(
             metrics.REFUSED.labels(reason="key_limit").inc()
             _refuse(connection, "key_limit", why, 4429)
             return
-    if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
+    is_taken = call.bot is not None or call.is_closed_to(connection.key)
+    if is_taken or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
         metrics.REFUSED.labels(reason="call_taken").inc()
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return

@@ -208,7 +208,8 @@ async def serve_vendor(
         metrics.REFUSED.labels(reason="key_limit").inc()
         connection.end(4429, why)
         return
-    if call.bot is not None or (call.kind == "stream" and not is_mine):  # another bot may have been quicker
+    # Another bot may have been quicker.
+    if call.bot is not None or call.is_closed_to(connection.key) or (call.kind == "stream" and not is_mine):
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.end(4409, f"call {call_id} already has a bot")
         return

@@ -190,6 +190,34 @@ def test_a_bot_that_joins_a_call_brings_its_key_and_its_limit() -> None:
     run(main)
 
 
+def test_a_call_in_which_a_key_has_spoken_is_closed_to_bots_of_other_keys() -> None:
+    async def main() -> None:
+        async with (
+            keyed(key("pbx"), key("acme"), key("other")) as (rig, _),
+            connect(rig.url("/media/native"), additional_headers=bearer("pbx"), proxy=None) as media,
+        ):
+            await media.send(json.dumps({"type": "start", "call": "c", "codec": "ulaw", "rate_hz": 8000}))
+            await until(lambda: rig.server.registry.find("c") is not None, "the call")
+            async with connect(rig.url("/calls/c/v1/speak"), additional_headers=bearer("acme"), proxy=None):
+                await until(lambda: rig.server.registry.calls_by_key() == {"acme": 1}, "the bot has joined")
+            call = rig.server.registry.find("c")
+            assert call is not None
+            await until(lambda: call.bot is None, "the bot has left, and may come back")
+            told = await first_message(rig.url(call="c"), bearer("other"))
+            assert (told["code"], told["fatal"]) == ("call_taken", True)
+            async with connect(rig.url("/calls/c/v1/speak"), additional_headers=bearer("other"), proxy=None) as bot:
+                with pytest.raises(ConnectionClosed):
+                    await asyncio.wait_for(bot.recv(), 5)
+                assert bot.close_code == 4409
+            answer = await ask_json(rig.port, "/calls/c/tts/stream", {"text": "Hello."}, **bearer("other"))
+            assert answer.status == 409 and answer.code == "call_taken"
+            assert rig.server.registry.calls_by_key() == {"acme": 1}
+            async with rig.bot(call="c", headers=bearer("acme")):
+                pass
+
+    run(main)
+
+
 # ------------------------------------------------------------------- characters
 
 
