@@ -48,7 +48,7 @@ BUILD_ARGS  ?=
 LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
 LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo images locks manifests clean
+.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -62,6 +62,7 @@ help:
 	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
 	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
 	@echo "make fleet-demo   two front processes and three engine replicas on Ray; one replica is killed while calls speak"
+	@echo "make ops-demo   a real Prometheus, an experiment of two voices under load, and its report"
 	@echo "make asterisk-demo   a real Asterisk, the server and a bot to call; make asterisk-call calls it"
 	@echo "make images  build the container images: cpu, cuda, bridge, asterisk   (IMAGES=v100 TORCH_INDEX=...)"
 	@echo "make locks   pin the Python packages of the images anew, in docker/locks"
@@ -126,6 +127,9 @@ asterisk-call: $(VENV)/.installed
 fleet-demo: $(VENV)/.installed-ray
 	@exec $(BIN)/python examples/fleet_demo/demo.py $(DEMO_ARGS)
 
+ops-demo: $(VENV)/.installed-espeak
+	@exec $(BIN)/python examples/ops_demo/demo.py $(DEMO_ARGS)
+
 images:
 	@[ -n "$(BUILDER)" ] || { echo "No docker, podman or buildah was found. On Debian: apt-get install buildah" >&2; exit 1; }
 	@set -e; for image in $(IMAGES); do \
@@ -168,6 +172,11 @@ $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
 	@$(PIP) install $(TORCH)
 	@$(PIP) install --quiet --editable '.[cosyvoice,hub]'
 	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-espeak: pyproject.toml | $(BIN)/python
+	@echo "==> installing telephony-tts and espeak-ng into $(VENV), once"
+	@$(PIP) install --quiet --editable '.[espeak]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-ray: pyproject.toml | $(BIN)/python

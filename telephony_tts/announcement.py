@@ -28,7 +28,7 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
     """The lines to print. `speech_flags` let `say` speak as a call does. A line indented by 4 spaces is a command."""
     server = settings.server
     voice = voice_of_calls(served, settings)
-    is_tls, has_tokens = server.tls.cert is not None, bool(server.tokens)
+    is_tls, has_tokens = server.tls.cert is not None, settings.needs_token
     say = shlex.join([*program(), "say", "Hello there.", "hello.wav", *speech_flags])
     processes = f"{served.n_processes} processes, " if served.n_processes > 1 else ""
     lines = [

@@ -10,8 +10,8 @@ import math
 import shutil
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from telephony_tts import event_loop, logs, metrics
 from telephony_tts.certificate import expires_s
+from telephony_tts.clock import unix_s
 from telephony_tts.config import Config, lexicon_names
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake import FakeEngine
@@ -37,19 +40,26 @@ from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.experiments.arms import Experiment
+from telephony_tts.experiments.experiment_file import ExperimentReader
+from telephony_tts.experiments.running import voices_of
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
 from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.keys.key import Key, KeyRing
+from telephony_tts.keys.key_file import read_keys
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.settings_tree import raise_problems
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TlsFiles, TransportSettings
 from telephony_tts.transport.sound_store import SoundStore
 from telephony_tts.transport.voice_model import VOICE_MODEL
+from telephony_tts.watched_file import WatchedFile
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
@@ -475,8 +485,43 @@ def session_settings(config: Config, lexicons: LexiconFiles | None = None) -> Se
     )
 
 
-def transport_settings(config: Config, lexicons: LexiconFiles | None = None) -> TransportSettings:
-    """The settings of the transport.
+def open_keys(config: Config) -> WatchedFile[tuple[Key, ...]] | None:
+    """The named keys of the configuration, None without a file. Raises ConfigError."""
+    if config.keys.file is None:
+        return None
+    return WatchedFile("keys", Path(config.keys.file), partial(read_keys, tokens=config.server.tokens))
+
+
+def open_experiments(
+    config: Config, catalog: Catalog, has_started: Callable[[], bool]
+) -> WatchedFile[tuple[Experiment, ...]] | None:
+    """The experiments of the configuration, None without a file. Raises ConfigError, also for an engine that the
+    catalog lacks. The voices are known when the engines have started: until then `check_voices` is left to the
+    caller."""
+    if config.experiments.file is None:
+        return None
+    reader = ExperimentReader([engine.name for engine in catalog.engines], config.speech, config.barge_in)
+
+    def read(path: Path) -> tuple[Experiment, ...]:
+        experiments = reader.read(path)
+        if has_started():
+            check_voices(experiments, catalog, str(path))
+        return experiments
+
+    return WatchedFile("experiments", Path(config.experiments.file), read)
+
+
+def check_voices(experiments: Sequence[Experiment], catalog: Catalog, source: str) -> None:
+    """Raises ConfigError if an arm names a voice that no engine has."""
+    known = {name for voice in catalog.voices for name in (voice.name, f"{voice.engine}/{voice.name}")}
+    missing = [(where, voice) for where, voice in voices_of(experiments) if voice not in known]
+    raise_problems(source, [f"{where}: no engine of this server has a voice {voice!r}" for where, voice in missing])
+
+
+def transport_settings(
+    config: Config, lexicons: LexiconFiles | None = None, keys: WatchedFile[tuple[Key, ...]] | None = None
+) -> TransportSettings:
+    """The settings of the transport. `keys`: the named keys.
 
     Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
     that cannot be used.
@@ -486,7 +531,8 @@ def transport_settings(config: Config, lexicons: LexiconFiles | None = None) -> 
     if why is not None and not server.open:
         raise ConfigError(
             f"{why}, and no token is set, so anyone could connect as a bot. Make a token (openssl rand -hex 32) and "
-            "put it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file. To let everyone in, set "
+            "put it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file, or name a file of keys in "
+            "keys.file. To let everyone in, set "
             "server.open: true (--set server.open=true)"
         )
     return TransportSettings(
@@ -502,6 +548,9 @@ def transport_settings(config: Config, lexicons: LexiconFiles | None = None) -> 
         vendors=config.vendors,
         find_sound=SoundStore(config.sounds).find,
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
+        key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
+        keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s),
+        owners=None if (folder := voice_directory(config)) is None else VoiceRecords(VoiceFolder(folder)),
         tls=None if server.tls.cert is None else _tls(server.tls),
     )
 
@@ -509,7 +558,7 @@ def transport_settings(config: Config, lexicons: LexiconFiles | None = None) -> 
 def why_tokens_are_needed(config: Config) -> str | None:
     """What makes the server public, if it is public and has no tokens. Otherwise None."""
     server = config.server
-    if server.tokens:
+    if config.needs_token:
         return None
     if not server.is_on_loopback:
         return f"server.host is {server.host}, which other machines can reach"
@@ -616,8 +665,8 @@ async def serve(
     `front`: this process is one of several, and listens on `sockets`. One that replaces another does not listen at
     once: the others answer until it can speak. `shared`: see `build_catalog`.
     """
-    lexicons = open_lexicons(config)
-    settings = transport_settings(config, lexicons)
+    lexicons, keys = open_lexicons(config), open_keys(config)
+    settings = transport_settings(config, lexicons, keys)
     if settings.speech.barge_in.enabled:
         _load_voice_model("barge_in.enabled")
     elif settings.speech.caller.silent_ms:
@@ -627,15 +676,23 @@ async def serve(
     recordings = open_recordings(config)
     catalog = build_catalog(config, shared=shared)
     server = Server(settings, catalog, front)
+    experiments = open_experiments(config, catalog, lambda: server.ready)
+    if experiments is not None:
+        settings.experiments.replace(experiments.content)
     server.registry.recordings = recordings
     tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
     server.http = http_server(server, voices)
-    watches = [asyncio.create_task(_watch_disks(config), name="watch disks")]
-    if lexicons is not None and config.lexicons.check_s:
-        watches.append(asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s)))
+    disks = asyncio.create_task(_watch_disks(config), name="watch disks")
+    reloads = Reloads()
+    if lexicons is not None:
+        reloads.add(lexicons.reload, lambda _: None, config.lexicons.check_s)
+    if keys is not None:
+        reloads.add(keys.reload, settings.keys.replace, config.keys.check_s)
+    if experiments is not None:
+        reloads.add(experiments.reload, settings.experiments.replace, config.experiments.check_s)
     try:
-        with event_loop.stop_signals(server.stop_at_once) as stop:
+        with event_loop.stop_signals(server.stop_at_once) as stop, reloads.running():
             async with AsyncExitStack() as stack:
                 if front is not None:
                     await stack.enter_async_context(front.listening(server.adopt, server.refresh_gauges))
@@ -647,6 +704,8 @@ async def serve(
                     _log.info("stopped_before_ready")
                     return
                 catalog.resolve(settings.speech.voice, None, "")
+                if experiments is not None:
+                    check_voices(experiments.content, catalog, str(config.experiments.file))
                 event_loop.settle()
                 server.ready = True
                 await server.start_listening()
@@ -659,8 +718,7 @@ async def serve(
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()
     finally:
-        for watch in watches:
-            watch.cancel()
+        disks.cancel()
         try:
             if voices is not None:
                 await voices.close()
@@ -675,15 +733,54 @@ async def serve(
     _log.info("stopped")
 
 
-async def _watch_lexicons(lexicons: LexiconFiles, check_s: float) -> None:
-    """Read lexicon files again when they changed. Nothing else says that a file was written: a mounted one sends no
-    signal."""
-    while True:
-        await asyncio.sleep(check_s)
+class Reloads:
+    """Reads files again when they changed: now and then, and at once at SIGHUP. A mounted file sends no signal."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[Callable[[], Any], Callable[[Any], None], float]] = []
+        self._asked: list[asyncio.Event] = []
+
+    def add(self, read: Callable[[], Any], use: Callable[[Any], None], check_s: float) -> None:
+        """Call `read` every `check_s` in a thread; 0: only at SIGHUP. What it returns is given to `use` in the event
+        loop, unless it is None."""
+        self._files.append((read, use, check_s))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Read files while the context lasts. Without files SIGHUP ends the process, as ever."""
+        if not self._files:
+            yield
+            return
+        self._asked = [asyncio.Event() for _ in self._files]
+        tasks = [
+            asyncio.create_task(self._watch(*file, asked), name="watch files")
+            for file, asked in zip(self._files, self._asked, strict=True)
+        ]
         try:
-            await asyncio.to_thread(lexicons.reload)
-        except Exception:
-            _log.exception("lexicons_not_checked")  # the lexicons stay as they are, and are checked again
+            with event_loop.on_hangup(self.now):
+                yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def now(self) -> None:
+        """Read all files that changed, without waiting."""
+        for asked in self._asked:
+            asked.set()
+
+    async def _watch(
+        self, read: Callable[[], Any], use: Callable[[Any], None], check_s: float, asked: asyncio.Event
+    ) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), check_s or None)
+            asked.clear()
+            try:
+                content = await asyncio.to_thread(read)
+                if content is not None:
+                    use(content)
+            except Exception:
+                _log.exception("files_not_checked")  # everything stays as it is, and is checked again
 
 
 async def _watch_disks(config: Config) -> None:
@@ -792,7 +889,7 @@ def n_processes(config: Config) -> int:
 
 async def _supervise(config: Config, n: int, announce: Callable[[Served], None] | None) -> None:
     """Run `n` fronts. What can be wrong with the settings is checked here, so that it is reported once."""
-    transport_settings(config, open_lexicons(config))
+    transport_settings(config, open_lexicons(config), open_keys(config))
     shared_engine = None
     if config.engines.cosyvoice2.model is not None:
         # One for all fronts: a model takes gigabytes, and batches of all calls are the fastest.
@@ -807,7 +904,10 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
     server = config.server
     configs = [config_of_front(config, number, n) for number in range(n)]
     drain_s = server.drain_calls_s + server.drain_s
-    await supervise(configs, server.host, server.port, drain_s, server.runtime_folder, tell, shared_engine)
+    reloads = bool(config.lexicons.files) or config.keys.file is not None or config.experiments.file is not None
+    await supervise(
+        configs, server.host, server.port, drain_s, server.runtime_folder, tell, shared_engine, reloads=reloads
+    )
 
 
 def config_of_front(config: Config, number: int, n: int) -> Config:

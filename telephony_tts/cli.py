@@ -1,4 +1,5 @@
-"""The command line: serve, engine, ray, say, voices, sounds, lexicon, replay, models, phrases, doctor, bench."""
+"""The command line: serve, engine, ray, say, voices, sounds, lexicon, experiments, keys, replay, models, phrases,
+doctor, bench."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from telephony_tts import cli_bench, cli_cosyvoice2, cli_engine, cli_lexicon, cli_phrases, cli_ray, cli_replay, cli_say
+from telephony_tts import (
+    cli_bench,
+    cli_cosyvoice2,
+    cli_engine,
+    cli_experiments,
+    cli_lexicon,
+    cli_phrases,
+    cli_ray,
+    cli_replay,
+    cli_say,
+)
 from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
@@ -140,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     config_flags(sounds)
 
     cli_lexicon.add_lexicon(command)
+
+    cli_experiments.add_experiments(command)
 
     replay = command("replay", "draw a recorded call as a page and a picture", cli_replay.EXAMPLES, cli_replay.replay)
     cli_replay.add_flags(replay)

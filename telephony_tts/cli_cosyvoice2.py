@@ -8,7 +8,8 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,10 @@ def add_voices(command: Commands) -> None:
         "--trim", action="store_true", help="keep only the beginning of a recording of more than 30 s; not with --text"
     )
     adding.add_argument("--replace", action="store_true", help="replace a voice of this name")
+    adding.add_argument("--owner", metavar="KEY", help="the named key that it belongs to; others cannot use it")
+    adding.add_argument("--consent-by", metavar="WHO", help="whose voice it is")
+    adding.add_argument("--consent-on", metavar="DAY", help="when that person consented, such as 2026-01-31")
+    adding.add_argument("--consent-for", metavar="WHAT", help="what that person has consented to")
     removing = action("remove", "remove a stored CosyVoice2 voice", _REMOVE_EXAMPLES, _remove)
     removing.add_argument("name", metavar="NAME", help="the voice")
     importing = action("import", "store the voices of a spk2info.pt", _IMPORT_EXAMPLES, _import)
@@ -183,14 +188,20 @@ def _store(settings: Config) -> VoiceStore:
 
 def _list(arguments: argparse.Namespace) -> int:
     from telephony_tts import app
+    from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+    from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 
-    voices, problems = asyncio.run(app.list_voices(_settings(arguments)))
+    settings = _settings(arguments)
+    voices, problems = asyncio.run(app.list_voices(settings))
     for problem in problems:
         print(f"telephony-tts: cosyvoice2/{problem}", file=sys.stderr)
+    directory = app.voice_directory(settings)
+    records = None if directory is None else VoiceRecords(VoiceFolder(directory))
+    record_of = {} if records is None else {(v.engine, v.name): records.record(v) for v in voices}
     if arguments.json:
         rows = [
             {"name": v.name, "engine": v.engine, "languages": v.languages, "sample_rate_hz": v.sample_rate_hz,
-             "description": v.description}
+             "description": v.description, **record_of.get((v.engine, v.name), {})}
             for v in voices
         ]  # fmt: skip
         print(json.dumps(rows, ensure_ascii=False, indent=1))
@@ -198,7 +209,24 @@ def _list(arguments: argparse.Namespace) -> int:
     width = max((len(f"{v.engine}/{v.name}") for v in voices), default=0)
     for voice in voices:
         print(f"{voice.engine + '/' + voice.name:<{width}}  {','.join(voice.languages):<11}  {voice.description}")
+        if record := record_of.get((voice.engine, voice.name)):
+            print(" " * width + "  " + _recorded(record))
     return 0
+
+
+def _record(arguments: argparse.Namespace) -> dict[str, str]:
+    """What the flags say of whose voice it is. Raises ConfigError."""
+    consent = {name: getattr(arguments, name) for name in ("consent_by", "consent_on", "consent_for")}
+    record = {name: value for name, value in consent.items() if value}
+    if record and len(record) < len(consent):
+        missing = ", ".join(f"--{name.replace('_', '-')}" for name in consent if name not in record)
+        raise ConfigError(f"{missing}: missing; whose voice it is, when and to what that person consented go together")
+    if record:
+        try:
+            date.fromisoformat(record["consent_on"])
+        except ValueError:
+            raise ConfigError("--consent-on: expected a day such as 2026-01-31") from None
+    return {**record, "owner": arguments.owner} if arguments.owner else record
 
 
 def _add(arguments: argparse.Namespace) -> int:
@@ -218,6 +246,7 @@ def _add(arguments: argparse.Namespace) -> int:
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
         replace=arguments.replace, trim=arguments.trim, made_by=f"telephony-tts {app.version()}",
+        record=_record(arguments),
     )  # fmt: skip
     for warning in made.warnings:
         print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
@@ -228,6 +257,14 @@ def _add(arguments: argparse.Namespace) -> int:
         print(f'it says: "{transcript}"')
     print(f"stored in {made.path}; a running server speaks with it from now on")
     return 0
+
+
+def _recorded(record: Mapping[str, str]) -> str:
+    """Whose voice it is, and the consent to it, in a line."""
+    owner = f"of key {record['owner']}; " if "owner" in record else ""
+    if "consent_by" not in record:
+        return f"{owner}no consent is recorded"
+    return f"{owner}{record['consent_by']} consented on {record['consent_on']}: {record['consent_for']}"
 
 
 def _explained(mode: str) -> str:

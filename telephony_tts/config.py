@@ -242,18 +242,23 @@ class PhraseSettings:
 class LexiconSettings:
     """How words are spoken that an engine would misread. `files` gives each lexicon file a name.
 
-    `languages` ("*" is every language), `voices` and `tokens` (bearer tokens) say for what the lexicons apply: names
-    separated by commas. Files are looked at every `check_s` and read again when they changed; 0: never.
+    `languages` ("*" is every language), `voices`, `tokens` (bearer tokens) and `named_keys` say for what the
+    lexicons apply: names separated by commas. Files are looked at every `check_s` and read again when they changed; 0:
+    only at SIGHUP.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
     languages: Mapping[str, str] = field(default_factory=dict)
     voices: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    named_keys: Mapping[str, str] = field(default_factory=dict)
     check_s: Annotated[float, Between(0, 3_600)] = 5.0
 
     def conflicts(self) -> Iterator[str]:
-        for scope, named in (("languages", self.languages), ("voices", self.voices), ("tokens", self.tokens)):
+        scopes = {
+            "languages": self.languages, "voices": self.voices, "tokens": self.tokens, "named_keys": self.named_keys,
+        }  # fmt: skip
+        for scope, named in scopes.items():
             for key, listed in named.items():
                 where = scope if scope == "tokens" else f"{scope}.{key}"  # a token is a secret
                 for name in lexicon_names(listed):
@@ -265,6 +270,24 @@ class LexiconSettings:
 def lexicon_names(listed: str) -> tuple[str, ...]:
     """The names in a text such as "brands, cities"."""
     return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """The section `keys`: a file of named keys with limits, which is read again when it changed. It is looked at every
+    `check_s`; 0: only at SIGHUP."""
+
+    file: str | None = None
+    check_s: Annotated[float, Between(0, 3_600)] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSettings:
+    """The section `experiments`: a file of experiments, which is read again when it changed. It is looked at every
+    `check_s`; 0: only at SIGHUP."""
+
+    file: str | None = None
+    check_s: Annotated[float, Between(0, 3_600)] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +325,16 @@ class Config:
     vendors: VendorSettings = field(default_factory=VendorSettings)
     sounds: SoundSettings = field(default_factory=SoundSettings)
     lexicons: LexiconSettings = field(default_factory=LexiconSettings)
+    keys: KeySettings = field(default_factory=KeySettings)
+    experiments: ExperimentSettings = field(default_factory=ExperimentSettings)
     recordings: RecordingSettings = field(default_factory=RecordingSettings)
     log: LogSettings = field(default_factory=LogSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether a client needs a token."""
+        return bool(self.server.tokens) or self.keys.file is not None
 
 
 _PATHS = (
@@ -321,6 +351,8 @@ _PATHS = (
     "phrases.folder",
     "sounds.folder",
     "recordings.folder",
+    "keys.file",
+    "experiments.file",
 )
 ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",

@@ -87,10 +87,10 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
 def _server(settings: config.Config) -> tuple[str, str, str]:
     """Whether `serve` would accept the server's settings, and who could use the server."""
     try:
-        app.transport_settings(settings)
+        app.transport_settings(settings, keys=app.open_keys(settings))
     except ConfigError as error:
         return "broken", "server", error.message
-    if settings.server.tokens:
+    if settings.needs_token:
         return "ok", "server", "asks for a token"
     who = "programs on this machine" if app.why_tokens_are_needed(settings) is None else "everyone who can reach it"
     return "ok", "server", f"without a token, open to {who}"

@@ -53,6 +53,17 @@ def quick_turns() -> Iterator[None]:
 
 
 @contextmanager
+def on_hangup(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` at each SIGHUP inside the context. Outside it the signal ends the process."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@contextmanager
 def stop_signals(stop_at_once: Callable[[], None]) -> Iterator[asyncio.Event]:
     """An event that SIGTERM or SIGINT sets inside the context. Each further signal calls `stop_at_once`."""
     loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ import yaml
 from telephony_tts import logs, metrics
 from telephony_tts.errors import ConfigError
 from telephony_tts.text.lexicon import MAX_PATTERNS, BadEntry, Case, Entry, Lexicon, PatternSearch, read_entry, template
+from telephony_tts.watched_file import file_state
 
 MAX_FILE_BYTES = 4_000_000
 MAX_ENTRIES = 100_000
@@ -54,7 +55,7 @@ class LexiconFiles:
         self._seen: dict[str, object] = {}
         problems = []
         for name, path in self._files.items():
-            self._seen[name] = _state(path)
+            self._seen[name] = file_state(path)
             try:
                 self.shelf[name] = load(path)
             except ConfigError as error:
@@ -68,7 +69,7 @@ class LexiconFiles:
         May take a second for a large file. Thread-safe towards readers of `shelf`.
         """
         for name, path in self._files.items():
-            state = _state(path)
+            state = file_state(path)
             if state == self._seen[name]:
                 continue
             self._seen[name] = state
@@ -81,15 +82,6 @@ class LexiconFiles:
             self.shelf[name] = lexicon
             metrics.LEXICON_RELOADS.labels(outcome="loaded").inc()
             _log.info("lexicon_loaded", lexicon=name, entries=lexicon.n_entries)
-
-
-def _state(path: Path) -> object:
-    """What changes when the file is written or replaced. None if there is no such file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def load(path: Path) -> Lexicon:

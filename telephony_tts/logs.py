@@ -22,6 +22,9 @@ from typing import Any, Protocol, TextIO
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 
+AUDIT = "telephony_tts.audit"
+"""The logger of the lines that say who used the server. They are written at every level."""
+
 
 class LogConfig(Protocol):
     """The part of the configuration's `log` section that is needed here."""
@@ -225,6 +228,7 @@ def setup(settings: LogConfig, stream: TextIO | None = None, **fields: object) -
     root.addHandler(handler)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     root.setLevel(level)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
     # At info level websockets logs every connection, also every probe of /readyz. At debug level it logs every frame,
     # with spoken text and bearer tokens.
     of_library = max(level, logging.WARNING)

@@ -121,7 +121,10 @@ DTMF_WAYS = ("message", "tones")
 SOUND_OUTCOMES = ("played", "failed")
 RECORDING_ENDS = ("stopped", "call_ended", "max_s", "max_mb", "disk_full", "write_failed")
 MOVES = ("call", "start", "load")
-REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed")
+REFUSALS = (
+    "busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed", "key_limit",
+)  # fmt: skip
+WATCHED_FILES = ("keys", "experiments")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
 LATENESS_BUCKETS_MS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000)
@@ -279,6 +282,35 @@ LEXICON_RELOADS = Counter(
     "telephony_tts_lexicon_reloads_total", "Lexicon files read again, by outcome.", ["outcome"], registry=REGISTRY
 )
 
+FILE_RELOADS = Counter(
+    "telephony_tts_file_reloads_total",
+    "Files of keys and experiments read again, by outcome.",
+    ["file", "outcome"],
+    registry=REGISTRY,
+)
+
+# ------------------------------------------------------------------ experiments
+
+EXPERIMENT_FIRST_AUDIO_MS = Histogram(
+    "telephony_tts_experiment_first_audio_ms",
+    "First sentence of a turn complete to its first frame written, by experiment and arm.",
+    ["experiment", "arm"],
+    buckets=FIRST_AUDIO_BUCKETS_MS,
+    registry=REGISTRY,
+)
+EXPERIMENT_SUMS = Counter(
+    "telephony_tts_experiment_sums_total",
+    "Sums over the ended calls of an arm, from which `telephony-tts experiments report` computes means and intervals.",
+    ["experiment", "arm", "sum"],
+    registry=REGISTRY,
+)
+EXPERIMENT_ARM_ON = Gauge(
+    "telephony_tts_experiment_arm_on",
+    "1 while an arm takes calls; 0 after a stop rule has turned it off.",
+    ["experiment", "arm"],
+    registry=REGISTRY,
+)
+
 # ---------------------------------------------------------------------- engines
 
 ENGINE_QUEUED = Gauge(
@@ -424,6 +456,9 @@ for _door in DOORS:
         TURNS.labels(_door, _value)
     for _value in HTTP_CODES:
         HTTP_RESPONSES.labels(_door, _value)
+for _file in WATCHED_FILES:
+    for _value in RELOADS:
+        FILE_RELOADS.labels(_file, _value)
 
 
 def know_engine(name: str) -> None:

@@ -168,7 +168,7 @@ def _convert(hint: Any, value: object) -> object:
     kinds = typing.get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
         return None
-    if typing.get_origin(hint) is tuple:
+    if tuple in (typing.get_origin(hint), typing.get_origin(kinds[0])):
         return _texts(value)
     if typing.get_origin(hint) is Mapping:
         return _text_by_text(value)

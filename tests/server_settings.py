@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from telephony_tts.keys.key import KeyRing
 from telephony_tts.schema import names
 from telephony_tts.transport.settings import TransportSettings
 
@@ -25,4 +26,6 @@ def transport_settings(**values: Any) -> TransportSettings:
                 break
         else:
             raise TypeError(f"the transport has no setting {name}")
+    if "keys" not in values:
+        settings = replace(settings, keys=KeyRing(settings.server.tokens))
     return settings

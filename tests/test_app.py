@@ -64,11 +64,34 @@ def test_lexicons_are_checked_again_after_a_check_that_failed(
     monkeypatch.setattr(LexiconFiles, "reload", fails_first)
 
     async def main() -> None:
-        watch = asyncio.create_task(app._watch_lexicons(lexicons, 0.01))
-        file.write_text("SQL: sequel\nGIF: jif\n")
-        await until(lambda: lexicons.shelf["brands"].n_entries == 2, "the file is read again")
-        assert not watch.done()
-        watch.cancel()
+        reloads = app.Reloads()
+        reloads.add(lexicons.reload, lambda _: None, 0.01)
+        with reloads.running():
+            file.write_text("SQL: sequel\nGIF: jif\n")
+            await until(lambda: lexicons.shelf["brands"].n_entries == 2, "the file is read again")
 
     asyncio.run(main())
-    assert "lexicons_not_checked" in caplog.text
+    assert "files_not_checked" in caplog.text
+
+
+def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
+    """`check_s` 0 leaves them alone otherwise."""
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: {a: {token: one}}")
+    settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
+    keys = app.open_keys(settings)
+    assert keys is not None
+    ring = app.transport_settings(settings, keys=keys).keys
+
+    async def main() -> None:
+        reloads = app.Reloads()
+        reloads.add(keys.reload, ring.replace, settings.keys.check_s)
+        with reloads.running():
+            file.write_text("keys: {a: {token: two}, b: {token: three}}")
+            await asyncio.sleep(0.1)
+            assert ring.find(b"two") is None
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: ring.find(b"two") is not None, "the keys are read again")
+            assert ring.find(b"one") is None
+
+    asyncio.run(main())

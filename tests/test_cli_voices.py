@@ -98,6 +98,26 @@ def test_a_voice_is_added_speaks_is_listed_and_removed(
     assert "no voice 'anna'" in capsys.readouterr().err and not out.exists()
 
 
+def test_the_owner_and_the_consent_are_stored_and_listed(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_model = ["--model", str(model)]
+    add = ["voices", "add", "anna", "--wav", str(recording), *of_model, "--owner", "acme"]
+    add += ["--consent-by", "Anna Schmidt"]
+    assert main(add) == 2
+    assert "--consent-on, --consent-for: missing" in capsys.readouterr().err and stored(model) == []
+    add += ["--consent-for", "calls of Acme", "--consent-on"]
+    assert main([*add, "soon"]) == 2
+    assert "--consent-on: expected a day such as 2026-01-31" in capsys.readouterr().err and stored(model) == []
+    assert main([*add, "2026-01-31"]) == 0
+    capsys.readouterr()
+    assert main(["voices", *of_model]) == 0
+    assert "of key acme; Anna Schmidt consented on 2026-01-31: calls of Acme" in capsys.readouterr().out
+    assert main(["voices", "--json", *of_model]) == 0
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "anna"]
+    assert (row["owner"], row["consent_by"], row["consent_on"]) == ("acme", "Anna Schmidt", "2026-01-31")
+
+
 def test_the_transcript_is_stored_in_words_and_without_one_the_voice_is_cross_lingual(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

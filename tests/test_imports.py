@@ -57,8 +57,17 @@ TABLE: dict[str, Row] = {
         "engines.others.settings"
     ),
     "telephony_tts.event_loop": row("clock logs", "uvloop"),
+    "telephony_tts.watched_file": row("errors logs metrics"),
+    # Who may use the server. `key` decides; `key_file` reads.
+    "telephony_tts.keys": row("errors schema settings_tree"),
+    "telephony_tts.keys.key": row(not_stdlib=TASKS | IO),
+    # Which calls get what, and what came of it. `arms` and `sums` decide.
+    "telephony_tts.experiments": row("errors schema settings_tree session.settings keys.key"),
+    "telephony_tts.experiments.arms": row("keys.key", not_stdlib=TASKS | IO),
+    "telephony_tts.experiments.sums": row(not_stdlib=TASKS | IO),
+    "telephony_tts.experiments.running": row("logs metrics keys.key", not_stdlib=TASKS | IO),
     # Reads lexicon files for the app; pypinyin and re2 are extras, imported when a file asks for them.
-    "telephony_tts.lexicon_files": row("errors logs metrics text.lexicon", "yaml pypinyin re2"),
+    "telephony_tts.lexicon_files": row("errors logs metrics text.lexicon watched_file", "yaml pypinyin re2"),
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
@@ -122,7 +131,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
-        "errors clock logs metrics engines.api session audio wire transport",
+        "errors clock logs metrics engines.api session audio wire transport keys.key",
         "anyio fastapi starlette uvicorn h11 pydantic websockets numpy",
     ),
     # The pure part decides what is recorded; writer, folder and live write it, and the others read it.
@@ -134,11 +143,12 @@ TABLE: dict[str, Row] = {
     "telephony_tts.recording.replay": row("errors", "numpy", TASKS),
     "telephony_tts.recording.chart": row("errors", "numpy matplotlib", TASKS),
     "telephony_tts.transport": row(
-        "errors metrics clock schema wire session engines.api engines.failover logs recording", "websockets"
+        "errors metrics clock schema wire session engines.api engines.failover logs recording keys.key experiments",
+        "websockets",
     ),
     # Writes the formats that clients of other vendors ask for.
     "telephony_tts.transport.vendor_leg": row(
-        "errors metrics clock schema wire session engines.api logs recording audio.containers audio.encoder",
+        "errors metrics clock schema wire session engines.api logs recording audio.containers audio.encoder keys.key",
         "websockets",
     ),
     # Reads files in threads.
@@ -170,6 +180,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
     "telephony_tts.cli_engine": EVERYTHING,
+    "telephony_tts.cli_experiments": EVERYTHING,
     "telephony_tts.cli_engine_status": EVERYTHING,
     "telephony_tts.cli_ray": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
@@ -222,7 +233,8 @@ ROOMS: dict[str, str] = {
     "choice": "settings",
     "text": "model.config model.file_names model.segments profile",
     "voices.voice_folder": "",
-    "voices": "model.config model.file_names voices.voice_folder",
+    "voices.voice_records": "voices.voice_folder",
+    "voices": "model.config model.file_names voices.voice_folder voices.voice_records",
     "checkpoint": "model text voices",
     "device": "model checkpoint voices text profile settings choice kernels",
     "core": "device model.config model.failures model.flow text voices profile settings",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Protocol
+from typing import Protocol, cast
 
 from telephony_tts.engines.api import (
     Chunk,
@@ -20,6 +21,7 @@ from telephony_tts.engines.api import (
     has_language,
     language_prefix,
 )
+from telephony_tts.engines.engine_view import EngineView
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.inserts import InsertPlayer
 from telephony_tts.engines.words import LATIN, language_of, scripts
@@ -78,6 +80,27 @@ class Catalog:
         for lang, name in self._routes.items():
             if name not in self._engines:
                 raise ConfigError(f"route {lang!r} leads to {name!r}; the engines are {', '.join(self._engines)}")
+
+    def seen_by(self, may_use: Callable[[Voice], bool], default: str | None = None) -> Catalog:
+        """The same engines with only the voices that `may_use` allows, now and later. `default` is another default
+        engine; if that one has no such voice, it is the first engine that has.
+
+        The engines are shared: only this catalog starts and closes them. Raises ConfigError for an unknown engine."""
+        if default is not None and default not in self._engines:
+            raise ConfigError(f"there is no engine {default!r}; the engines are {', '.join(self._engines)}")
+        seen = copy.copy(self)
+        views = {name: EngineView(engine, may_use) for name, engine in self._engines.items()}
+        able = [name for name, view in views.items() if view.voices]
+        wanted = default or self._default.name
+        if wanted not in able and able:
+            wanted = able[0]
+        # The default engine is the first one, as in every catalog.
+        seen._engines = cast(dict[str, Engine], {wanted: views[wanted], **views})
+        seen._default = seen._engines[wanted]
+        seen._routes = {lang: name for lang, name in self._routes.items() if name in able}
+        if self.failover is not None:
+            seen.failover = self.failover.among(seen._engines)
+        return seen
 
     @property
     def engines(self) -> tuple[Engine, ...]:

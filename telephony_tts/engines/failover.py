@@ -6,6 +6,7 @@ circuit is open. Then one utterance tries it again. No sockets and no clock here
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -73,6 +74,12 @@ class Failover:
         for name in self._engines:
             for reason in get_args(Reason):
                 metrics.FAILOVERS.labels(engine=name, reason=reason)
+
+    def among(self, engines: Mapping[str, Engine]) -> Failover:
+        """The same with other views of the same engines: they share their circuits."""
+        seen = copy.copy(self)
+        seen._engines = engines
+        return seen
 
     def late_ns(self, now_ns: int, dry_ns: int) -> int:
         """When an engine that is asked for audio at `now_ns` is too late.

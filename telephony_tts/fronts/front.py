@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from telephony_tts import logs, metrics
@@ -43,6 +45,7 @@ class Front:
         self._number = number
         self._shared_engines = shared_engines
         self._own = FrontLoad()
+        self._use: Mapping[str, Mapping[str, int]] = {}
         self._gone: set[str] = set()
         """Fronts whose sockets refuse connections, though their slots are not cleared yet."""
         self._under_way: Counter[str] = Counter()
@@ -104,6 +107,26 @@ class Front:
             for name in self._loads.names()
             if name != self.name and name not in self._gone
         }
+
+    # ----------------------------------------------------------------- keys
+
+    def publish_use(self, use: Mapping[str, Mapping[str, int]]) -> None:
+        if use != self._use:
+            self._use = use
+            part = self._folder.keys / f"{self.name}.part"
+            part.write_text(json.dumps(use))
+            os.replace(part, self._folder.keys / self.name)
+
+    def use_of_others(self) -> list[Mapping[str, Mapping[str, int]]]:
+        found = []
+        for path in self._folder.keys.iterdir():
+            if path.name == self.name or path.name.endswith(".part"):
+                continue
+            with suppress(OSError, ValueError):
+                use = json.loads(path.read_bytes())
+                # The calls of a front that has ended are over. What they had used of a day stays used.
+                found.append(use if self._is_alive(path.name) else {**use, "calls": {}})
+        return found
 
     # ------------------------------------------------------------ connections
 

@@ -21,7 +21,7 @@ _LARGEST = frozenset({
 })  # fmt: skip
 """Gauges of which the page has the largest."""
 _SMALLEST = frozenset({
-    "process_start_time_seconds", "telephony_tts_disk_free_bytes",
+    "process_start_time_seconds", "telephony_tts_disk_free_bytes", "telephony_tts_experiment_arm_on",
     "telephony_tts_certificate_expires_timestamp_seconds",
 })  # fmt: skip
 _OF_ENGINES = frozenset({

@@ -44,7 +44,7 @@ class RuntimeFolder:
             raise ConfigError(f"server.runtime_folder: {base} {why}")
         try:
             path.mkdir(mode=0o700)
-            for name in ("calls", "nonces", "metrics"):
+            for name in ("calls", "nonces", "metrics", "keys"):
                 (path / name).mkdir(mode=0o700)
             os.close(os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             return cls(path)
@@ -64,6 +64,10 @@ class RuntimeFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
 
     @property
     def loads(self) -> Path:

@@ -14,7 +14,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from telephony_tts import event_loop, logs
@@ -67,12 +67,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 async def supervise(
     configs: Sequence[Any], host: str, port: int, drain_s: float, runtime_folder: str | None,
-    announce: Callable[[Any], None], shared_engine: tuple[str, Any] | None = None,
+    announce: Callable[[Any], None], shared_engine: tuple[str, Any] | None = None, *, reloads: bool = False,
 ) -> None:  # fmt: skip
     """Run a front for each of `configs` until SIGTERM or SIGINT, then let them drain. A second signal does not wait.
 
     `drain_s`: how long a drain may take. `shared_engine`: the name and the configuration of an engine that runs once,
-    in a process of its own. `announce` is called with what the first front serves, when all are ready.
+    in a process of its own. With `reloads` the fronts have files to read again at SIGHUP. `announce` is called with
+    what the first front serves, when all are ready.
 
     Raises OSError for an address that cannot be used, and the error of a front that cannot start.
     """
@@ -83,7 +84,8 @@ async def supervise(
             loads = Loads(folder.loads, len(configs), create=True)
             try:
                 supervisor = Supervisor(configs, sockets, folder, loads, drain_s, shared_engine)
-                with event_loop.stop_signals(supervisor.stop_at_once) as stop:
+                hangup = event_loop.on_hangup(supervisor.reload) if reloads else nullcontext()
+                with event_loop.stop_signals(supervisor.stop_at_once) as stop, hangup:
                     await supervisor.run(stop, announce)
             finally:
                 loads.close()
@@ -158,6 +160,13 @@ class Supervisor:
     def stop_at_once(self) -> None:
         """Another signal came: the fronts do not wait for live speech any more."""
         self._signal(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """SIGHUP came: the fronts read their files again."""
+        for number, process in self._running.items():
+            if number in self._ready:  # one that starts reads them anyway, and would be ended by the signal
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGHUP)
 
     def _stop(self) -> None:
         self._stopping.set()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from telephony_tts import metrics
 from telephony_tts.errors import Busy, EngineError, TelephonyTTSError
 from telephony_tts.http_api.speech_request import SpeechRequest
+from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
@@ -74,6 +75,7 @@ class HttpBot:
 
     def __init__(self, call: Call, server: Server) -> None:
         self.call = call
+        self._characters = server.settings.keys.characters
         self._limits_after = server.settings.speech.limits
         self._limits = replace(self._limits_after, turn_chars=server.settings.vendors.request_chars)
         self._stand_in = StandIn(self._send_silence)
@@ -99,6 +101,7 @@ class HttpBot:
         """Begin a turn. Its response may be over already, with the error that it raises."""
         response = TurnResponse(rate_hz)
         call = self.call
+        call.use_key(wanted.key, self._characters)
         call.session.new_bot(self._limits, tells_sent=True)  # nothing of an earlier request's settings stays
         call.session.use_lexicons(wanted.lexicons)
         self._responses[response.turn] = self._beginning = response
@@ -187,25 +190,30 @@ class HttpBot:
             self.call.bot_rests(self)
 
 
-def join_call(server: Server, name: str) -> HttpBot:
+def join_call(server: Server, name: str, key: Key = NO_KEY) -> HttpBot:
     """The bot leg for a request that joins the call `name`, which other requests may be using too.
 
-    As for other bots, a call that is not there begins, and waits for its media leg. Raises TelephonyTTSError.
+    As for other bots, a call that is not there begins, and waits for its media leg. `key` is the request's. Raises
+    TelephonyTTSError.
     """
     settings, registry = server.settings, server.registry
     if not CALL_NAME.fullmatch(name):
         raise TelephonyTTSError("call: expected 1 to 128 of the characters A-Z a-z 0-9 _ . : -", code="bad_request")
     call = registry.find(name)
+    if (limit := registry.key_refusal(key, call)) is not None:
+        metrics.REFUSED.labels(reason="key_limit").inc()
+        raise TelephonyTTSError(limit, code="key_limit", retry_after_ms=2_000)
     if call is None:
         if (refusal := server.no_room()) is not None:
             reason, why, retry_ms = refusal
             metrics.REFUSED.labels(reason=reason).inc()
             raise Busy(why, retry_after_ms=retry_ms)
-        call = new_call(replace(settings.speech, call=name), server.catalog, "joined", settings.find_sound)
+        speech = replace(settings.speech, call=name)
+        call = new_call(speech, server.catalog, "joined", settings.find_sound, who=key, settings=settings)
         registry.begin(call)
-    if isinstance(call.bot, HttpBot):
+    if isinstance(call.bot, HttpBot) and not call.is_closed_to(key):
         return call.bot
-    if call.bot is not None or call.kind in ("stream", "http"):
+    if call.bot is not None or call.is_closed_to(key) or call.kind in ("stream", "http"):
         metrics.REFUSED.labels(reason="call_taken").inc()
         raise TelephonyTTSError(f"call {name} already has a bot", code="call_taken")
     bot = HttpBot(call, server)

@@ -18,6 +18,7 @@ from websockets.datastructures import Headers
 
 from telephony_tts import metrics
 from telephony_tts.errors import Busy, TelephonyTTSError
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
@@ -106,10 +107,12 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raises NotAllowed unless the request carries a token, if the server has tokens."""
         target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("ascii")
-        if not self._server.knows_key_of(target, headers):
+        key = self._server.key_of(target, headers)
+        if key is None:
             metrics.REFUSED.labels(reason="unauthorized").inc()
             raise NotAllowed("a token is needed: Authorization: Bearer …")
-        scope["state"]["lexicons"] = self._server.lexicons_for(target, headers)
+        REQUEST_KEY.set(key)
+        scope["state"]["lexicons"] = self._server.lexicons_for(target, headers, key)
 
     async def _read_body(
         self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool

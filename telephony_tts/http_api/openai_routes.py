@@ -77,7 +77,7 @@ def openai_routes(api: HttpApi) -> APIRouter:
     @router.get("/v1/audio/voices")
     async def list_voices() -> dict[str, Any]:
         """The names that `voice` may have."""
-        ours = [voice.name for engine in api.server.catalog.engines for voice in engine.voices]
+        ours = [voice.name for voice in api.list_voices()]
         known = dict.fromkeys([*ours, *api.settings.voice_names, *VOICES])
         return {"voices": [{"id": name, "name": name} for name in known]}
 

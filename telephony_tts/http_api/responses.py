@@ -17,9 +17,13 @@ from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.engines.api import Voice
 from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.speech import SpeechStreams
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
+from telephony_tts.keys.key import Key
+from telephony_tts.transport.call import EngineCatalog
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.server import Server
 
 SLOW_READER_S = 30.0
@@ -51,6 +55,7 @@ class ClientGone(TelephonyTTSError):
 
 STATUS = {
     "unauthorized": 401,
+    "not_yours": 403,
     "origin": 403,
     "client_gone": 499,
     "bad_request": 400,
@@ -71,6 +76,7 @@ STATUS = {
     "voice_fixed": 409,
     "queue_full": 429,
     "rate_limited": 429,
+    "key_limit": 429,
     "format_unavailable": 501,
     "engine_unavailable": 501,
     "busy": 503,
@@ -105,6 +111,18 @@ class HttpApi:
         self.settings = server.settings.vendors
         self._streams = SpeechStreams(server)
 
+    @property
+    def key(self) -> Key:
+        """The key of the request."""
+        return REQUEST_KEY.get()
+
+    @property
+    def catalog(self) -> EngineCatalog:
+        """The engines with the voices that the request may use."""
+        seen = CallCatalog(self.server.catalog, self.server.settings.owners)
+        seen.use(self.key)
+        return seen
+
     def text(self, text: str) -> str:
         """The text, if it is neither empty nor too long. Raises TelephonyTTSError."""
         if not text.strip():
@@ -122,12 +140,13 @@ class HttpApi:
         if name is None or name in ("", "default"):
             return None
         ours = self.settings.voice_names.get(name, name)
-        engines = self.server.catalog.engines
+        catalog = self.catalog
+        engines = catalog.engines
         # First, because an unknown name is compared with all others for the message, which takes a millisecond.
         if ours in aliases and all(voice.name != ours for engine in engines for voice in engine.voices):
             return None
         try:
-            self.server.catalog.resolve(ours, None, "")
+            catalog.resolve(ours, None, "")
         except UnknownVoice:
             if name in aliases:
                 return None
@@ -146,8 +165,33 @@ class HttpApi:
         return self._voices
 
     def is_removable(self, voice: Voice) -> bool:
-        """Whether a client can remove it."""
-        return self._voices is not None and self._voices.is_removable(voice)
+        """Whether the client can remove it."""
+        return self._voices is not None and self._voices.is_removable(voice) and self._belongs(voice)
+
+    def list_voices(self) -> list[Voice]:
+        """The voices that the request may use, the default engine's first."""
+        return [voice for engine in self.catalog.engines for voice in engine.voices]
+
+    def check_owner(self, name: str) -> None:
+        """Raises TelephonyTTSError unless the client may replace or remove a voice of this name."""
+        if self.is_stored(name) and not self._belongs(Voice(name, "cosyvoice2", (), 0)):
+            raise TelephonyTTSError(f"voice {name} does not belong to your key", code="not_yours")
+
+    def is_stored(self, name: str) -> bool:
+        """Whether there is a voice of this name that could be replaced."""
+        owners = self.server.settings.owners
+        return owners is not None and owners.has(name)
+
+    def _belongs(self, voice: Voice) -> bool:
+        """Whether the client may change a voice: that of its key, and one without an owner if the key has no name."""
+        owners = self.server.settings.owners
+        owner = None if owners is None else owners.owner(voice)
+        return owner == (self.key.name or None)
+
+    def record_of(self, voice: Voice) -> Mapping[str, str]:
+        """Whose voice it is, and the consent to it, as far as they are known."""
+        owners = self.server.settings.owners
+        return {} if owners is None else owners.record(voice)
 
     def speak(
         self,
@@ -165,9 +209,11 @@ class HttpApi:
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
 
+        key = self.key
+
         def speech(state: Mapping[str, Any]) -> AbstractAsyncContextManager[Audio]:
             of_request = {name: state[name] for name in ("call", "lexicons", "door", "traceparent")}
-            return self._streams.open(replace(wanted, **of_request), encoder.rate_hz)
+            return self._streams.open(replace(wanted, key=key, **of_request), encoder.rate_hz)
 
         content_type = content_type or encoder.content_type
         return SpeechResponse(speech, encoder, wrap or (lambda audio: audio), content_type, self.server.outside_log)

@@ -13,12 +13,14 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from typing import cast
 
+from telephony_tts import metrics
 from telephony_tts.engines.api import Chunk, Engine, LangSource, Utterance, Voice
 from telephony_tts.errors import Busy, EngineError, TelephonyTTSError
 from telephony_tts.http_api.call_bot import join_call
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog, Wire
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.stream_leg import new_call, ready
 from telephony_tts.wire import messages as m
@@ -52,7 +54,7 @@ class SpeechStreams:
     async def _join(
         self, call: str, request: SpeechRequest, rate_hz: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        bot, response = join_call(self._server, call), None
+        bot, response = join_call(self._server, call, request.key), None
         bot.enter()
         try:
             await bot.call.started.wait()
@@ -64,7 +66,7 @@ class SpeechStreams:
 
     @asynccontextmanager
     async def _open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        self._admit()
+        self._admit(request)
         settings = self._server.settings.speech
         limits = CallLimits(turn_chars=len(request.text) + 1, text_chars_per_s=0, idle_s=0, turn_idle_s=0)
         speech = replace(
@@ -72,9 +74,13 @@ class SpeechStreams:
             pace="burst", text_mode="sentence", pause_chars=len(request.text) + 1, limits=limits, separate_turns=True,
             patience_ms=_PATIENCE_MS, engine_timeout_ms=_FIRST_AUDIO_TIMEOUT_MS,
         )  # fmt: skip
-        catalog = Throttled(self._server.catalog, self._room, self._turnstile)
+        own = self._server.settings
+        seen = CallCatalog(self._server.catalog, own.owners)
+        seen.use(request.key)
+        catalog = Throttled(cast(EngineCatalog, seen), self._room, self._turnstile)
         call = new_call(speech, cast(EngineCatalog, catalog), "http")
         call.door = request.door
+        call.use_key(request.key, own.keys.characters)
         leg = catalog.leg = ResponseLeg(call)
         self._server.registry.begin(call)
         try:
@@ -90,7 +96,7 @@ class SpeechStreams:
             call.sent_is_played()
             call.cut_off("client_gone", 1000, "the request has ended")
 
-    def _admit(self) -> None:
+    def _admit(self, request: SpeechRequest) -> None:
         server = self._server
         if server.draining or not server.is_ready:
             why = "draining" if server.draining else "starting"
@@ -98,6 +104,9 @@ class SpeechStreams:
         limit = server.settings.vendors.http_streams
         if server.registry.n_requests_of_all >= limit:
             raise Busy(f"{limit} HTTP requests are being spoken, which is the limit", retry_after_ms=2_000)
+        if (refusal := server.registry.key_refusal(request.key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            raise TelephonyTTSError(refusal, code="key_limit", retry_after_ms=2_000)
 
 
 class ResponseLeg:

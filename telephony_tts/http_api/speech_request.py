@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telephony_tts.keys.key import NO_KEY, Key
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What to speak, and how. None: the server decides. `lexicons` are those of the request's token, by name. `call`
-    is the call whose caller hears it; None: the response has the speech. `door` is one of `metrics.DOORS`, and
-    `traceparent` the client's span."""
+    """What to speak, and how. None: the server decides. `key` is the request's, and `lexicons` are those of its token,
+    by name. `call` is the call whose caller hears it; None: the response has the speech. `door` is one of
+    `metrics.DOORS`, and `traceparent` the client's span."""
 
     text: str
     voice: str | None = None
@@ -18,6 +20,7 @@ class SpeechRequest:
     seed: int | None = None
     instruct: str | None = None
     lexicons: tuple[str, ...] = ()
+    key: Key = NO_KEY
     call: str | None = None
     door: str = "http"
     traceparent: str | None = None

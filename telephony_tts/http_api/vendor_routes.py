@@ -120,7 +120,7 @@ def vendor_routes(api: HttpApi) -> APIRouter:
     server = api.server
 
     def voice(name: str | None, vendor: str) -> str | None:
-        return voice_for(name, _VENDORS[vendor], server.settings, server.catalog)
+        return voice_for(name, _VENDORS[vendor], server.settings, api.catalog)
 
     @router.post("/v1/speak", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
     async def deepgram_speak(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from telephony_tts.engines.api import Voice
@@ -29,10 +29,12 @@ class Voices(Protocol):
         """Whether `remove` can remove it."""
 
     async def add(
-        self, name: str, audio: bytes, text: str, *, replace: bool = False, tell: Callable[[str], None] = ...
+        self, name: str, audio: bytes, text: str, *, replace: bool = False, tell: Callable[[str], None] = ...,
+        record: Mapping[str, str] = ...,
     ) -> NewVoice:
         """Make a voice from the content of an audio file, whose words are `text` or unknown (""). It can speak when
-        this returns. `tell` is called with each step, the first time when nothing is wrong that is known at once."""
+        this returns. `tell` is called with each step, the first time when nothing is wrong that is known at once.
+        `record` has the name of the `owner`'s key, and `consent_by`, `consent_on` and `consent_for`."""
 
     async def remove(self, name: str) -> None:
         """Remove a voice. Raises UnknownVoice."""

@@ -7,8 +7,9 @@ LLM's late tokens for an interrupted turn are dropped with one warning, so they 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from telephony_tts.engines.api import Insert
 from telephony_tts.session.effects import Effect
@@ -24,6 +25,9 @@ from telephony_tts.wire import messages as m
 _REMEMBERED_TURNS = 256
 _S = 1_000_000_000
 _RETRYABLE = ("rate_limited", "queue_full")
+
+Quota = Callable[[int], str | None]
+"""Counts characters. Returns why they may not be used; then they are not counted."""
 
 
 class Intake:
@@ -57,6 +61,8 @@ class Intake:
         self._paused = False
         self._budget_chars = float(self._burst_chars)
         self._budget_ns = now_ns
+        self.quota: Quota | None = None
+        """Of whom the call belongs to. None: no quota."""
 
     # ---------------------------------------------------------------- text
 
@@ -237,6 +243,18 @@ class Intake:
         )
         self.text_type = message.text_type or self.text_type
 
+    @property
+    def has_begun(self) -> bool:
+        return self._n_turns > 0
+
+    def start_with(self, before: SessionSettings, after: SessionSettings) -> None:
+        """See `Session.start_with`."""
+        self.settings = after
+        names = ("voice", "lang", "speed")
+        is_kept = {name: getattr(self.speaking, name) != getattr(before, name) for name in names}
+        changes: dict[str, Any] = {name: getattr(after, name) for name in names if not is_kept[name]}
+        self.speaking = replace(self.speaking, **changes)
+
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Turns that begin after this are read with these lexicons of the server too."""
         if names and self.speaking.lexicon is not None:
@@ -304,6 +322,8 @@ class Intake:
             refusal = ("text_too_long", f"{n_chars} characters in one turn, the limit is {self._limits.turn_chars}")
         elif not self._spend(n_chars, now_ns):
             refusal = ("rate_limited", f"more than {self._limits.text_chars_per_s} characters a second")
+        elif self.quota is not None and (why := self.quota(n_chars)) is not None:
+            refusal = ("key_limit", why)
         if refusal is not None:
             self._refuse(*refusal, turn=turn_id)
             if not (may_come_again and refusal[0] in _RETRYABLE):
@@ -332,6 +352,9 @@ class Intake:
         if not self._spend(n_chars, now_ns):
             message = f"more than {self._limits.text_chars_per_s} characters a second"
             self._refuse("rate_limited", message, about=turn.id)
+            return False
+        if self.quota is not None and (why := self.quota(n_chars)) is not None:
+            self._refuse("key_limit", why, about=turn.id)
             return False
         return True
 

@@ -26,7 +26,7 @@ from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.handover import hand_over
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
-from telephony_tts.session.intake import Intake
+from telephony_tts.session.intake import Intake, Quota
 from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice
 from telephony_tts.session.marks import MarkState
 from telephony_tts.session.markup import KnowsVoice
@@ -34,7 +34,7 @@ from telephony_tts.session.pause import SpeechPause
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.report import latency, sentence_spoken, speakers, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, PlayoutListener, Sender
-from telephony_tts.session.settings import CallLimits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings, changed_start
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.session.sounds import Sounds
 from telephony_tts.session.supply import Supply
@@ -123,6 +123,23 @@ class Session:
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Read turns that begin now with these lexicons of the server too. Names that it does not have say nothing."""
         self._intake.use_lexicons(names)
+
+    def use_quota(self, quota: Quota | None) -> None:
+        """Ask `quota` before each text is taken. None: whatever the limits of the call allow."""
+        self._intake.quota = quota
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a turn."""
+        return self._intake.has_begun
+
+    def start_with(self, settings: SessionSettings) -> None:
+        """The call starts with these settings after all. They differ from the present ones in what a bot may change,
+        and in how text is cut; what the bot has asked for stays. The next turns have them."""
+        before, self.settings = self.settings, settings
+        self._intake.start_with(before, settings)
+        self.caller.start_with(before.barge_in, settings.barge_in)
+        self._pause.settings = changed_start(self._pause.settings, before.barge_in, settings.barge_in)
 
     def change_format(self, codec: str, rate_hz: int) -> None:
         """The bot's socket, which is the media leg too, takes audio in another format from now on."""

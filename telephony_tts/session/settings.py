@@ -7,7 +7,7 @@ here, so each setting and its allowed values are declared once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from telephony_tts.schema import Between, OneOf
@@ -127,6 +127,13 @@ class CallLimits:
     text_chars_per_s: Annotated[int, Between(0, 1e9)] = 2_000
     idle_s: IdleSeconds = 3_600
     turn_idle_s: IdleSeconds = 30
+
+
+def changed_start(now: BargeInSettings, before: BargeInSettings, after: BargeInSettings) -> BargeInSettings:
+    """The settings of a call that started with `before`, and is to have started with `after`: what was changed since
+    then stays."""
+    names = [item.name for item in fields(BargeInSettings)]
+    return replace(now, **{name: getattr(after, name) for name in names if getattr(now, name) == getattr(before, name)})
 
 
 @dataclass(frozen=True, slots=True)

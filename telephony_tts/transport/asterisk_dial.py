@@ -73,7 +73,9 @@ async def serve_dialled(
     leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
     control.left.add_done_callback(lambda _: leg.end(1000, "the socket that asked for the dial has closed"))
     try:
-        await serve_media(leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin)
+        await serve_media(
+            leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin, key=control.key
+        )
     finally:
         close = connection.protocol.close_sent
         if leg.call is None and close is not None and close.code >= 1011:

@@ -11,24 +11,32 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.errors import EngineError, ReplicaLost, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
+from telephony_tts.experiments.arms import SPEECH, numbers_in
+from telephony_tts.experiments.running import Experiments, RunningArm
+from telephony_tts.keys.key import NO_KEY, CharacterUse, Key
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize, UnderrunEnded
 from telephony_tts.session.session import Session
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.turn_traces import Tracing
 from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
 
 _log = logs.get(__name__)
+_audit = logs.get(logs.AUDIT)
+_MOST_NOTED_VOICES = 20
 
 Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
@@ -77,10 +85,23 @@ class Leg(Protocol):
 class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
-    def __init__(self, session: Session, catalog: EngineCatalog, kind: str) -> None:
+    def __init__(
+        self, session: Session, catalog: EngineCatalog, kind: str, experiments: Experiments | None = None
+    ) -> None:
+        """`experiments` are those that the call may take part in."""
         self.session = session
         self.id = session.settings.call
         self.kind = kind
+        self.key = NO_KEY
+        """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
+        self._bots_key = ""
+        """The name of the first named key whose bot joined."""
+        self.arm: RunningArm | None = None
+        """The arm of its experiment. It is settled with the first turn."""
+        self._experiments = experiments if kind != "http" else None
+        self._numbers: list[str] = []
+        self._first_settings = session.settings
+        """What the call starts with, without an arm."""
         self.log = _log.bind(call=self.id).limited(logs.LineLimit.of_call())
         """The call's log, with a limit on the lines that its peers cause."""
         self._catalog = catalog
@@ -113,6 +134,9 @@ class Call:
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(session, self.log)
         session.on_turn_over = self._journal.turn_over
+        self._n_characters = 0
+        self._voices: dict[str, None] = {}
+        """The voices that have spoken, each once."""
         self._has_warned_of_language = False
 
     @property
@@ -135,6 +159,11 @@ class Call:
         """Whether the call has ended: no leg can join, and nothing is spoken. Its engines may still be closing."""
         return self._end is not None
 
+    @property
+    def catalog(self) -> EngineCatalog:
+        """The engines as this call may use them."""
+        return self._catalog
+
     def voice_name(self, voice: str | None) -> str:
         """The name of the voice that speaks if the bot asks for `voice`, before any text decides otherwise."""
         for wanted in (voice, self.session.settings.voice):
@@ -145,6 +174,50 @@ class Call:
         with suppress(TelephonyTTSError):
             return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
         return ""  # the last voice of the engine was removed
+
+    def is_closed_to(self, key: Key) -> bool:
+        """Whether a bot with this key cannot join, because bots of another named key have spoken in the call. A key
+        without a name has no limits."""
+        return bool(key.name and self._bots_key) and key.name != self._bots_key
+
+    def use_key(self, key: Key, characters: CharacterUse) -> None:
+        """From now on the call belongs to this key: its limits hold, and its characters are counted."""
+        self.key = key
+        self.session.use_quota(partial(characters.spend, key) if key.name else None)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Choose the arm by what is known of the call now, unless it has begun to speak. Start with what the arm
+        changes, and with a voice that the key may use."""
+        arm = self.arm
+        if self._experiments is not None and not self.session.has_begun:
+            arm = self._experiments.choose(self.id, self.key, self._numbers)
+        if isinstance(self._catalog, CallCatalog):
+            self._catalog.use(self.key, arm)
+        if arm is not None and arm.arm.voice is not None and not self._catalog.knows_voice(arm.arm.voice):
+            # The key may not use it, or it was removed.
+            arm = None
+            assert isinstance(self._catalog, CallCatalog)
+            self._catalog.use(self.key)
+        if arm is not self.arm:
+            self.arm = self._journal.arm = arm
+            self.log = self._journal.log = self.log.bind(arm=None if arm is None else arm.name)
+        settings = self._changed_by(arm)
+        if settings.voice is not None and not self._catalog.knows_voice(settings.voice):
+            settings = replace(settings, voice=None)
+        if settings != self.session.settings:
+            self.session.start_with(settings)
+
+    def _changed_by(self, arm: RunningArm | None) -> SessionSettings:
+        """The settings of the call with what the arm changes."""
+        changes: dict[str, Any] = {name: getattr(self._first_settings, name) for name in ("voice", *SPEECH)}
+        barge_in = self._first_settings.barge_in
+        if arm is not None:
+            changes |= arm.arm.speech
+            barge_in = replace(barge_in, **cast("dict[str, Any]", arm.arm.barge_in))
+            if arm.arm.voice is not None or arm.arm.engine is not None:
+                changes["voice"] = arm.arm.voice  # the engine's own default, if the arm names only an engine
+        return replace(self.session.settings, **changes, barge_in=barge_in)
 
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""
@@ -161,6 +234,7 @@ class Call:
     def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
         """The bot has joined: it gets the events that it missed, and is heard from now on."""
         self._claimed()
+        self._bots_key = self._bots_key or self.key.name
         self.bot = leg
         self._encode_bot = encode
         self._to_bot(ready)
@@ -291,7 +365,19 @@ class Call:
             duration_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
             metrics.CALL_SECONDS.labels(media=self.kind).observe(duration_ms / 1000)
             self.log.summary("call_ended", code=code, reason=reason, duration_ms=duration_ms)
+            self._close_books(code, reason, duration_ms)
             self._group = None
+
+    def _close_books(self, code: int, reason: str, duration_ms: int) -> None:
+        """The call's line in the audit log, and its part in the sums of its experiment."""
+        sums = self._journal.sums
+        _audit.info(
+            "call_audit", call=self.id, key=self.key.name or None, media=self.kind,
+            arm=None if self.arm is None else self.arm.name, duration_ms=duration_ms, turns=sums.turns,
+            characters=self._n_characters, voices=list(self._voices), code=code, reason=reason,
+        )  # fmt: skip
+        if self.arm is not None:
+            self.arm.call_ended(sums)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a child of the call. It ends with the call at the latest."""
@@ -312,8 +398,12 @@ class Call:
                 message = self._with_known_voice(message)
             elif type(message) is m.Text or type(message) is m.Say:
                 metrics.TEXT_CHARACTERS.inc(len(message.text))
+                self._n_characters += len(message.text)
             elif type(message) is m.Record:
                 self.record(message.action)
+            elif type(message) is m.MediaStart and (numbers := numbers_in(message.parameters)):
+                self._numbers = numbers
+                self._start_anew()
             if self.recording is not None:
                 self.recording.received(message, now_ns)
             self.session.receive(message, now_ns)
@@ -476,6 +566,7 @@ class Call:
             return False
         voice, chunks = kept
         self._warn_of_language(utterance, voice)
+        self._note_voice(voice)
         first, *rest = halves(chunks[0], _FIRST_MS)
         self._give(run, voice, first)
         rest += chunks[1:]
@@ -524,6 +615,7 @@ class Call:
                 failover = None  # no engine speaks it, so none can replace one
             else:
                 self._warn_of_language(utterance, voice)
+                self._note_voice(voice)
             if failover is not None:
                 run.speaker = voice
                 if run.given is None and (refusal := failover.refusal(engine, monotonic_ns())) is not None:
@@ -674,6 +766,10 @@ class Call:
             self._drive(monotonic_ns(), self.session.bed_failed, bed, error)
         else:
             self._drive(monotonic_ns(), self.session.bed_loaded, bed, sound)
+
+    def _note_voice(self, voice: Voice) -> None:
+        if len(self._voices) < _MOST_NOTED_VOICES:
+            self._voices[f"{voice.engine}/{voice.name}"] = None
 
     def _warn_of_language(self, utterance: Utterance, voice: Voice) -> None:
         """Warn the bot, once in a call, that its text is in a language that the voice does not have."""

@@ -24,6 +24,7 @@ from websockets.protocol import CONNECTING, OPEN
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.keys.key import NO_KEY
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
 from telephony_tts.wire.fields import traceparent
 from telephony_tts.wire.messages import Invalid
@@ -247,6 +248,8 @@ class CallConnection(DirectConnection, ServerConnection):
     """The names of the lexicons for the token of the request, from the handshake."""
     dialect: VendorDialect | None = None
     """The vendor's protocol that the request asked for."""
+    key = NO_KEY
+    """The key that the handshake or the first message had."""
     trusted = False
     """Authorised by the handshake. Otherwise the first message must bring a token."""
     may_begin = False

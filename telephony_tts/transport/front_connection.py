@@ -63,6 +63,11 @@ class FrontConnection(CallConnection):
         """`may_begin` of the front that has checked it."""
         return self._moved is not None and self._moved.may_begin
 
+    @property
+    def moved_key(self) -> str:
+        """The name of the key that the other front has found."""
+        return "" if self._moved is None else self._moved.key
+
     # ------------------------------------------------------- moving it away
 
     def settle(self) -> None:
@@ -95,7 +100,9 @@ class FrontConnection(CallConnection):
         read = bytes(self._kept[: len(self._kept) - len(unread)])
         local, remote = self._addresses()
         n_moves = 0 if self._moved is None else self._moved.n_moves
-        moved = MovedSocket("leg", n_moves + 1, local, remote, read, self._head_bytes, unread, self.may_begin)
+        moved = MovedSocket(
+            "leg", n_moves + 1, local, remote, read, self._head_bytes, unread, self.may_begin, self.key.name
+        )
         self._kept = None
         if transport.get_extra_info("ssl_object") is not None:
             relay = Relay(slow_s)

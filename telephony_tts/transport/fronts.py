@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -63,6 +63,8 @@ class MovedSocket:
     stage "leg": the handshake was answered and checked here, and the call became known only then. `head` is the
     request, `read` the bytes behind it that were parsed here, and `unread` those that were not.
 
+    `key` is the name of its key, if it has one: it may have come in a message.
+
     `local` and `remote` are the addresses of the connection, for a socket that cannot tell them itself.
     """
 
@@ -74,6 +76,7 @@ class MovedSocket:
     head: bytes = field(default=b"", repr=False)
     unread: bytes = field(default=b"", repr=False)
     may_begin: bool = False
+    key: str = ""
 
     def packed(self) -> bytes:
         """As bytes, for `unpacked`."""
@@ -136,6 +139,12 @@ class Fronts(Protocol):
 
         Raises FrontGone, with `sock` still open, if the other front has ended. Raises OSError or TimeoutError if it did
         not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
+
+    def publish_use(self, use: Mapping[str, Mapping[str, int]]) -> None:
+        """Tell the other fronts what the keys use here."""
+
+    def use_of_others(self) -> list[Mapping[str, Mapping[str, int]]]:
+        """What the keys use at the other fronts, and the characters that they had used at fronts that have ended."""
 
     async def metrics(self, own: Callable[[], None]) -> MetricFamilies:
         """The metrics of all fronts together, for `metrics.encode`. `own` refreshes the gauges of this front."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS
+from telephony_tts.experiments.running import RunningArm
+from telephony_tts.experiments.sums import CallSums
 from telephony_tts.session.effects import UnderrunEnded
 from telephony_tts.session.report import stages
 from telephony_tts.session.session import Session, TurnEnd
@@ -11,13 +13,19 @@ from telephony_tts.session.turn import Turn
 from telephony_tts.transport.turn_traces import CallTraces
 from telephony_tts.wire import messages as m
 
+_INTERRUPTIONS = ("clear", "barge_in")
+"""Why a turn is cleared that somebody interrupts. The other reasons are ends of the call."""
+
 
 class Journal:
     """The journal of one call. `log` has the call's id and limits its lines. The metrics count every event."""
 
     def __init__(self, session: Session, log: logs.EventLogger) -> None:
+        self.sums = CallSums()
+        self.arm: RunningArm | None = None
+        """The arm of the call's experiment."""
         self._session = session
-        self._log = log
+        self.log = log
         self._n_underruns = self._n_lexicon_readings = 0
         self.door = "native"
         """One of `metrics.DOORS`."""
@@ -54,16 +62,23 @@ class Journal:
         match event:
             case m.Started():
                 metrics.FIRST_AUDIO_MS.labels(self.door).observe(event.first_audio_ms, self._exemplar(event.turn))
-                self._log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
+                self.sums.started += 1
+                self.sums.first_audio_ms += event.first_audio_ms
+                if self.arm is not None:
+                    self.arm.turn_started(event.first_audio_ms)
+                self.log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
             case m.Done():
                 metrics.TURNS.labels(self.door, "done").inc()
-                self._log.info(
+                self.sums.turns += 1
+                self.log.info(
                     "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
                     latency=event.latency,
                 )
             case m.Cleared():
                 metrics.TURNS.labels(self.door, "cleared").inc()
-                self._log.info(
+                self.sums.turns += 1
+                self.sums.interruptions += event.reason in _INTERRUPTIONS
+                self.log.info(
                     "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
                     heard=logs.speech(event.heard_text),
                 )
@@ -71,37 +86,40 @@ class Journal:
                 metrics.ERRORS.labels(metrics.ERROR_CODES.of(event.code)).inc()
                 if event.turn is not None:
                     metrics.TURNS.labels(self.door, "error").inc()
-                self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
+                    self.sums.turns += 1
+                    self.sums.errors += 1
+                self.log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
             case m.Paused():
                 metrics.PAUSES.labels(reason=event.reason).inc()
-                self._log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
+                self.log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
             case m.Resumed():
-                self._log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
+                self.log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
             case m.CallerSpeech():
                 if event.interrupted is not None:
                     metrics.CALLER_SPEECH.labels(outcome="interrupted" if event.interrupted else "none").inc()
-                self._log.info(
+                self.log.info(
                     "caller_speech", state=event.state, spoken_ms=event.spoken_ms, interrupted=event.interrupted
                 )
             case m.CallerSilent():
                 metrics.CALLER_SILENT.inc()
-                self._log.info("caller_silent", ms=event.ms)
+                self.log.info("caller_silent", ms=event.ms)
             case m.AnsweringMachineHeard():
                 metrics.ANSWERING_MACHINES.labels(cause=event.cause).inc()
-                self._log.info(
+                self.log.info(
                     "answering_machine", cause=event.cause, greeting_ms=event.greeting_ms, beep_hz=event.beep_hz
                 )
             case m.WarningEvent():
                 if event.code == "bad_markup":
                     metrics.BAD_MARKUP.inc()
-                self._log.info("warning", turn=event.turn, code=event.code)
+                self.log.info("warning", turn=event.turn, code=event.code)
             case m.SentenceSpoken():
-                self._log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
+                self.log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
         session = self._session
         if session.n_underruns != self._n_underruns:
             metrics.UNDERRUNS.inc(session.n_underruns - self._n_underruns)
+            self.sums.underruns += session.n_underruns - self._n_underruns
             self._n_underruns = session.n_underruns
         if session.n_lexicon_readings != self._n_lexicon_readings:
             metrics.LEXICON_READINGS.inc(session.n_lexicon_readings - self._n_lexicon_readings)

@@ -9,6 +9,7 @@ from typing import Protocol
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.errors import Busy
+from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
@@ -41,10 +42,12 @@ async def serve_media(
     *,
     trusted: bool,
     may_begin: bool,
+    key: Key = NO_KEY,
 ) -> None:
     """Serve one media leg until its socket is gone.
 
     Unless it is `trusted`, its start message must bring a token. Unless `may_begin`, a call must be waiting for it.
+    `key` is that of the handshake.
     """
     connection = leg.connection
     connection.listen(leg.on_message, leg.on_writable)
@@ -64,10 +67,12 @@ async def serve_media(
     start = leg.started.result()
     # Twilio strips query strings, so the token comes as a <Parameter>. Exotel makes parameters of the query.
     given = start.parameters.get("token", "").encode()
-    if settings.server.tokens and settings.server.knows(given):
+    found = settings.keys.find(given)
+    if found is not None and not settings.keys.is_open:
         del start.parameters["token"]  # the bot must not see it
+        key = key if key.name else found
     if not trusted:
-        if not settings.server.knows(given):
+        if found is None:
             metrics.REFUSED.labels(reason="unauthorized").inc()
             connection.log.warning("media_unauthorised", call=start.call)
             await leg.refuse(4401, "a token is needed as a stream parameter")
@@ -77,7 +82,8 @@ async def serve_media(
     call = registry.find(start.call)
     if call is None:
         if isinstance(connection, CallConnection):
-            connection.may_begin = may_begin  # the front that has the call asks no more
+            # The front that has the call asks no more.
+            connection.may_begin, connection.key = may_begin, key
         try:
             if await registry.moved_to_owner(start.call, connection):
                 return
@@ -93,8 +99,13 @@ async def serve_media(
             connection.log.warning("refused", call=start.call, reason=reason, leg="media")
             await leg.refuse(1013, "no room for another call")
             return
+        if (why := registry.key_refusal(key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            connection.log.warning("refused", call=start.call, reason="key_limit", leg="media", why=why)
+            await leg.refuse(4429, why)
+            return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
-        call = new_call(speech, catalog, leg.kind, settings.find_sound)
+        call = new_call(speech, catalog, leg.kind, settings.find_sound, who=key, settings=settings)
         try:
             await registry.start(call)
         except Busy as busy:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from telephony_tts.errors import Busy
+from telephony_tts.keys.key import Key
 from telephony_tts.recording.live import Recordings
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
@@ -85,6 +87,21 @@ class Registry:
     def n_arriving_of_all(self) -> int:
         """`n_arriving` of all processes of this server together."""
         return self.n_arriving + (0 if self.fronts is None else self.fronts.others().n_arriving)
+
+    def calls_by_key(self) -> dict[str, int]:
+        """How many calls and HTTP requests each named key has here."""
+        return Counter(call.key.name for call in self._alive if call.key.name and not call.over)
+
+    def key_refusal(self, key: Key, call: Call | None = None) -> str | None:
+        """Why no call of this key can begin now, or why the key's bot cannot join `call`. None if it can."""
+        if key.calls is None or (call is not None and call.key.name == key.name):
+            return None
+        n_calls = sum(call.key.name == key.name and not call.over for call in self._alive)
+        if self.fronts is not None:
+            n_calls += sum(use["calls"].get(key.name, 0) for use in self.fronts.use_of_others())
+        if n_calls < key.calls:
+            return None
+        return f"key {key.name} has {n_calls} calls; its limit is {key.calls}"
 
     def find(self, call_id: str) -> Call | None:
         call = self._calls.get(call_id)

@@ -33,12 +33,14 @@ from websockets.typing import Subprotocol
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns, unix_s
 from telephony_tts.errors import Busy
+from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_address import call_in, call_of_http
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
@@ -70,6 +72,7 @@ from telephony_tts.wire.vendor import Refused
 
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
+_USE_IS_NEW_NS = 100_000_000
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
 _LOGGED_CHARS = 200
@@ -95,6 +98,9 @@ class Server:
         self._fronts = self.registry.fronts = fronts
         if fronts is not None:
             self.registry.move, self.registry.changed = self._move_leg, self._publish
+            settings.keys.characters.of_others = self._use_at_other_fronts
+        self._others_use: list[Mapping[str, Mapping[str, int]]] = []
+        self._others_asked_ns: int | None = None
         self._n_sockets = 0
         """WebSocket connections, which are counted for other fronts only."""
         self._relays: set[Relay] = set()
@@ -299,6 +305,7 @@ class Server:
         if self._fronts is None:
             return
         registry = self.registry
+        self._fronts.publish_use(self._use_of_keys())
         is_late = self.admission.lateness_ms(monotonic_ns()) > self.settings.limits.max_frame_lateness_ms
         self._fronts.publish(
             FrontLoad(
@@ -311,6 +318,20 @@ class Server:
                 is_draining=self.draining,
             )
         )
+
+    def _use_of_keys(self) -> dict[str, dict[str, int]]:
+        """What the named keys use here, for the other fronts."""
+        characters = self.settings.keys.characters
+        chars = dict(characters.today())
+        return {"calls": self.registry.calls_by_key(), "chars": chars, "day": {"day": characters.day}}
+
+    def _use_at_other_fronts(self) -> list[Mapping[str, Mapping[str, int]]]:
+        """The same of the other fronts, a little old: it is asked for with every piece of text."""
+        assert self._fronts is not None
+        now_ns = monotonic_ns()
+        if self._others_asked_ns is None or now_ns - self._others_asked_ns > _USE_IS_NEW_NS:
+            self._others_use, self._others_asked_ns = self._fronts.use_of_others(), now_ns
+        return self._others_use
 
     def _socket_left(self, _left: object) -> None:
         self._n_sockets -= 1
@@ -444,18 +465,21 @@ class Server:
         """Another front has admitted the connection. Only the options are read from its request once more."""
         connection.trusted = True
         connection.may_begin = connection.moved_may_begin
+        # The key may have been removed meanwhile, which does not end a connection.
+        of_request = self.key_of(request.path, request.headers)
+        connection.key = self.settings.keys.named(connection.moved_key) or of_request or NO_KEY
         path = request.path.partition("?")[0]
         vendor = vendor_of(request.path)
         if path == "/v1/stream":
-            connection.options = suited(self.settings.speech, parse_stream_query(request.path))
-            connection.lexicons = self.lexicons_for(request.path, request.headers)
+            connection.options = suited(self.settings.speech, parse_stream_query(request.path), connection.key)
+            connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)
         elif path in _WITH_OPTIONS:
             connection.options = parse_stream_query(request.path)
         elif vendor is not None:
             dialect = open_dialect(vendor, request.path)
             assert not isinstance(dialect, Refused), "the other front would have refused it"
             connection.dialect = dialect
-            connection.lexicons = self.lexicons_for(request.path, request.headers)
+            connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)
             self._let_long_texts_in(connection)
 
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
@@ -479,13 +503,15 @@ class Server:
         return _respond(HTTPStatus.NOT_FOUND, f"no such path; WebSockets are served at {known}\n")
 
     def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
-        if not self._authorised(request):
+        key = self.key_of(request.path, request.headers)
+        if key is None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n")
-        options = connection.options = suited(self.settings.speech, parse_stream_query(request.path))
+        connection.key = key
+        options = connection.options = suited(self.settings.speech, parse_stream_query(request.path), key)
         if isinstance(options, Invalid):
             # Most clients show only the status code of an HTTP refusal, so the problem is reported after the upgrade.
             return None
-        connection.lexicons = self.lexicons_for(request.path, request.headers)
+        connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)
         # A bot that joins a live call adds no load.
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
@@ -507,7 +533,9 @@ class Server:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
         if path == "/media/telnyx" and isinstance(options := telnyx.parse_options(request.path), Invalid):
             return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
-        connection.trusted = secret is not None or self._authorised(request)
+        key = self.key_of(request.path, request.headers)
+        connection.trusted = secret is not None or key is not None
+        connection.key = key or NO_KEY
         # Its call is known only at its `start`. It may be a call in which a bot waits.
         refusal = self._admit(connection, self.registry.awaits_media_of_all)
         if refusal is None and secret is not None and path == "/media/plivo":
@@ -539,8 +567,10 @@ class Server:
         elif path == "/media/genesys" and self._genesys is not None:
             flaw = self._flaw_of_genesys(self._genesys, request)
         else:
-            known = self._authorised(request)
-            flaw = None if known else "a token is needed: Authorization: Bearer …, or as the password of Basic"
+            key = self.key_of(request.path, request.headers)
+            connection.key = key or NO_KEY
+            needed = "a token is needed: Authorization: Bearer …, or as the password of Basic"
+            flaw = None if key is not None else needed
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
@@ -562,18 +592,21 @@ class Server:
 
     def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
         dialect = open_dialect(vendor, request.path)
-        if not isinstance(dialect, Refused):
-            problem = problem_of(dialect, vendor, self.settings, self.catalog)
-            dialect = dialect if problem is None else problem
         if isinstance(dialect, Refused):
             return self._refuse_vendor("bad_request", dialect)
-        connection.trusted = self._authorised(request)
+        key = self.key_of(request.path, request.headers)
+        connection.trusted, connection.key = key is not None, key or NO_KEY
         if not connection.trusted and not vendor.key_may_follow:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
+        # Behind the key: the refusal of an unknown voice names those that there are.
+        seen = CallCatalog(self.catalog, self.settings.owners)
+        seen.use(connection.key)
+        if (problem := problem_of(dialect, vendor, self.settings, seen)) is not None:
+            return self._refuse_vendor("bad_request", problem)
         connection.dialect = dialect
         self._let_long_texts_in(connection)
-        connection.lexicons = self.lexicons_for(request.path, request.headers)
+        connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)
         call = dialect.options.call
         refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)
         if refusal is None:
@@ -615,13 +648,16 @@ class Server:
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
         """Check whether there is room for one more call. A connection that joins a call needs no room."""
         refusal = self.no_room()
+        if refusal is None and (why := self.registry.key_refusal(connection.key)) is not None:
+            refusal = "key_limit", why, 5000
         if refusal is None and isinstance(connection, FrontConnection) and connection.claim_problem is not None:
             refusal = "busy", f"busy: {connection.claim_problem}", 5000
         connection.may_begin = refusal is None
         if refusal is None or joins:
             return None
         reason, why, retry_ms = refusal
-        response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n")
+        status = HTTPStatus.TOO_MANY_REQUESTS if reason == "key_limit" else HTTPStatus.SERVICE_UNAVAILABLE
+        response = self._refuse(reason, status, f"{why}\n")
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
 
@@ -638,26 +674,27 @@ class Server:
         """Why a request may not use the server, if it comes from a web page that may not. `here` is our own address."""
         if "Origin" not in headers:
             return None
-        settings = self.settings.server
-        if settings.tokens and (bearer := _bearer(headers)) is not None and settings.knows(bearer):
+        settings, keys = self.settings.server, self.settings.keys
+        if not keys.is_open and (bearer := _bearer(headers)) is not None and keys.find(bearer) is not None:
             return None
         origin, host = _only(headers, "Origin"), _only(headers, "Host")
-        listed, public_url, has_tokens = settings.origins, settings.public_url, bool(settings.tokens)
+        listed, public_url, has_tokens = settings.origins, settings.public_url, not keys.is_open
         if origins.is_allowed(origin, host, here, listed, public_url, has_tokens=has_tokens):
             return None
         shown = origin[:_MAX_SHOWN_CHARS]
         return f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
 
     def _authorised(self, request: Request) -> bool:
-        return self.knows_key_of(request.path, request.headers)
+        return self.key_of(request.path, request.headers) is not None
 
-    def knows_key_of(self, target: str, headers: Headers) -> bool:
-        """Whether a request carries a token of the server, in any of the places where clients put one."""
-        return any(self.settings.server.knows(key) for key in _keys_of(target, headers))
+    def key_of(self, target: str, headers: Headers) -> Key | None:
+        """The key of a request, in any of the places where clients put a token. None if it has none."""
+        found = (self.settings.keys.find(token) for token in _keys_of(target, headers))
+        return next((key for key in found if key is not None), None)
 
-    def lexicons_for(self, target: str, headers: Headers) -> tuple[str, ...]:
-        """The names of the lexicons for the token of a request."""
-        return self.settings.lexicons_for(_keys_of(target, headers)) if self.settings.token_lexicons else ()
+    def lexicons_for(self, target: str, headers: Headers, key: Key) -> tuple[str, ...]:
+        """The names of the lexicons for the token of a request, which is that of `key`."""
+        return self.settings.lexicons_for(_keys_of(target, headers), key)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -744,9 +781,9 @@ class Server:
             await serve_dialled(connection, url, self.settings, self.registry, self.catalog)
         else:
             leg = _LEGS[connection.request.path.partition("?")[0]](connection, self.settings)
-            trusted, may_begin = connection.trusted, connection.may_begin
             await serve_media(
-                leg, self.settings, self.registry, self.catalog, trusted=trusted, may_begin=may_begin
+                leg, self.settings, self.registry, self.catalog, trusted=connection.trusted,
+                may_begin=connection.may_begin, key=connection.key,
             )
 
     async def _watch_lag(self) -> None:

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from telephony_tts.experiments.running import Experiments
+from telephony_tts.keys.key import NO_KEY, Key, KeyRing
 from telephony_tts.schema import Between, OneOf, Spelt, Url, show
 from telephony_tts.session.settings import MOST_PTIME_MS, CallLimits, Count, SessionSettings
 from telephony_tts.session.sound_source import FindSound
+from telephony_tts.transport.call_catalog import VoiceOwners
 from telephony_tts.wire.asterisk import LEAD_MS
 
 Seconds = Annotated[float, Between(0.001, 86_400)]
@@ -84,13 +87,6 @@ class ServerSettings:
     def is_public_elsewhere(self) -> bool:
         """Whether `public_url` says that a proxy or a tunnel leads here from other machines."""
         return self.public_url is not None and not _is_loopback(urlsplit(self.public_url).hostname or "")
-
-    def knows(self, token: bytes) -> bool:
-        """Whether `token` opens the server; without configured tokens everything does.
-
-        Every token is compared, so the time taken does not tell which one was nearly right.
-        """
-        return not self.tokens or any([hmac.compare_digest(token, known.encode()) for known in self.tokens])
 
     def conflicts(self) -> Iterator[str]:
         for origin in self.origins:
@@ -235,8 +231,10 @@ class SoundSettings:
 class TransportSettings:
     """What the transport gets once, at start-up: sections of the configuration, and objects made from them.
 
-    `speech` is what a call starts with. `find_sound` finds the sounds of the section `sounds`. `token_lexicons` has the
-    names of the lexicons for bots with a token. `tls` has the loaded certificate of `server.tls`.
+    `speech` is what a call starts with. `find_sound` finds the sounds of the section `sounds`. `keys` are the tokens of
+    `server` and the named keys; both change while the server runs, as `experiments` do. `token_lexicons` has the names
+    of the lexicons for bots with a token, `key_lexicons` those for bots with a named key. `owners` knows whose voices
+    are whose. `tls` has the loaded certificate of `server.tls`.
     """
 
     speech: SessionSettings = field(default_factory=SessionSettings)
@@ -251,20 +249,26 @@ class TransportSettings:
     vendors: VendorSettings = field(default_factory=VendorSettings)
     find_sound: FindSound | None = None
     token_lexicons: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    key_lexicons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: KeyRing = field(default_factory=KeyRing)
+    experiments: Experiments = field(default_factory=Experiments)
+    owners: VoiceOwners | None = None
     tls: ssl.SSLContext | None = None
     media_start_s: float = 10.0
 
-    def lexicons_for(self, keys: Iterable[bytes]) -> tuple[str, ...]:
-        """The names of the lexicons for a bot that presents these keys."""
+    def lexicons_for(self, keys: Iterable[bytes], key: Key = NO_KEY) -> tuple[str, ...]:
+        """The names of the lexicons for a bot that presents these tokens, of which `key` is known."""
+        of_key = self.key_lexicons.get(key.name, ()) if key.name else ()
         if not self.token_lexicons:
-            return ()
+            return of_key
         given = list(keys)
-        return tuple(
+        of_tokens = tuple(
             name
             for token, names in self.token_lexicons.items()
             if any([hmac.compare_digest(token.encode(), key) for key in given])
             for name in names
         )
+        return of_key + of_tokens
 
     @property
     def asterisk_lead_ms(self) -> int:

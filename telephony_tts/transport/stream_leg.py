@@ -8,10 +8,12 @@ from dataclasses import replace
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.errors import Busy
+from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call import Call, EngineCatalog
+from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.fronts import ClaimFailed
 from telephony_tts.transport.registry import Registry
@@ -55,7 +57,12 @@ async def serve_stream(
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream", settings.find_sound)
+        if (why := registry.key_refusal(connection.key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            _refuse(connection, "key_limit", why, 4429)
+            return
+        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
+        call = new_call(speech, catalog, kind, settings.find_sound, who=connection.key, settings=settings)
         mine: Call | None = call
         try:
             await registry.start(call)
@@ -66,10 +73,16 @@ async def serve_stream(
             return
     else:
         mine = None
-    if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
+        if (why := registry.key_refusal(connection.key, call)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            _refuse(connection, "key_limit", why, 4429)
+            return
+    is_taken = call.bot is not None or call.is_closed_to(connection.key)
+    if is_taken or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
         metrics.REFUSED.labels(reason="call_taken").inc()
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
+    call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     call.traceparent = connection.traceparent
     registry.joined(connection)
@@ -110,10 +123,21 @@ def _asked_for(options: StreamOptions) -> m.Configure:
     )
 
 
-def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str, find_sound: FindSound | None = None) -> Call:
+def new_call(
+    speech: SessionSettings,
+    catalog: EngineCatalog,
+    kind: str,
+    find_sound: FindSound | None = None,
+    *,
+    who: Key = NO_KEY,
+    settings: TransportSettings | None = None,
+) -> Call:
     """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
-    `find_sound` it has no sounds."""
-    speech = replace(speech, session=f"s{secrets.token_hex(6)}")
+    `find_sound` it has no sounds. `who` begins it. With `settings` the limits of keys hold, and it takes part in the
+    experiments."""
+    speech, experiments = replace(speech, session=f"s{secrets.token_hex(6)}"), None
+    if settings is not None:
+        catalog, experiments = CallCatalog(catalog, settings.owners), settings.experiments
     session = Session(
         speech,
         monotonic_ns(),
@@ -124,7 +148,10 @@ def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str, find_so
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
     )
-    return Call(session, catalog, kind)
+    call = Call(session, catalog, kind, experiments)
+    if settings is not None:
+        call.use_key(who, settings.keys.characters)
+    return call
 
 
 def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
@@ -142,6 +169,8 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
         lead_ms=speech.lead_ms,
         voice=call.voice_name(options.voice),
         barge_in=options.barge_in or ("on" if call.session.caller.is_on else "off"),
+        experiment=None if call.arm is None else call.arm.experiment.name,
+        arm=None if call.arm is None else call.arm.arm.name,
         limits={
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
@@ -155,10 +184,15 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
     )
 
 
-def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamOptions | Invalid:
-    """The options, or `Invalid` if they do not go together."""
+def suited(
+    speech: SessionSettings, options: StreamOptions | Invalid, key: Key = NO_KEY
+) -> StreamOptions | Invalid:
+    """The options, or `Invalid` if they do not go together, or are not allowed to `key`."""
     if isinstance(options, Invalid):
         return options
+    if options.lexicon is not None and not key.allows_lexicon(options.lexicon):
+        known = ", ".join(key.lexicons or ()) or "none"
+        return Invalid("bad_option", f"lexicon={quote(options.lexicon)}: key {key.name} may use {known}")
     if options.lexicon is not None and (speech.lexicon is None or options.lexicon not in speech.lexicon.shelf):
         return Invalid("bad_option", f"lexicon={quote(options.lexicon)}: this server has no lexicon of that name")
     if options.call is not None and options.audio in (None, "none"):

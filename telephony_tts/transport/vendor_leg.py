@@ -196,7 +196,12 @@ async def serve_vendor(
                 ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True,
                 parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
             )  # fmt: skip
-        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
+        if (why := registry.key_refusal(connection.key)) is not None:
+            metrics.REFUSED.labels(reason="key_limit").inc()
+            connection.end(4429, why)
+            return
+        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
+        call = new_call(speech, catalog, kind, who=connection.key, settings=settings)
         is_mine = True
         try:
             await registry.start(call)
@@ -205,14 +210,20 @@ async def serve_vendor(
             connection.log.warning("refused", call=call_id, reason="busy", leg="bot", why=busy.message)
             connection.end(1013, busy.message)
             return
-    if call.bot is not None or (call.kind == "stream" and not is_mine):  # another bot may have been quicker
+    elif (why := registry.key_refusal(connection.key, call)) is not None:
+        metrics.REFUSED.labels(reason="key_limit").inc()
+        connection.end(4429, why)
+        return
+    # Another bot may have been quicker.
+    if call.bot is not None or call.is_closed_to(connection.key) or (call.kind == "stream" and not is_mine):
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.end(4409, f"call {call_id} already has a bot")
         return
+    call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     call.traceparent, call.door = connection.traceparent, vendor.name
     registry.joined(connection)
-    leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
+    leg = VendorLeg(vendor, dialect, connection, call, settings)
     try:
         leg.join(joins, first_steps, limits)
         if call.media is None:
@@ -235,8 +246,9 @@ async def _key_came(
         for step in dialect.decode(payload, is_text):
             if not isinstance(step, Credential):
                 steps.append(step)
-            elif not came.done() and settings.server.knows(step.key.encode()):
-                connection.lexicons = settings.lexicons_for([step.key.encode()])
+            elif not came.done() and (key := settings.keys.find(step.key.encode())) is not None:
+                connection.key = key
+                connection.lexicons = settings.lexicons_for([step.key.encode()], key)
                 came.set_result(True)
         if not came.done():
             came.set_result(False)
@@ -260,14 +272,12 @@ class VendorLeg:
         connection: CallConnection,
         call: Call,
         settings: TransportSettings,
-        catalog: EngineCatalog,
     ) -> None:
         self._vendor = vendor
         self._dialect = dialect
         self._connection = connection
         self._call = call
         self._settings = settings
-        self._catalog = catalog
         self._joined = False
         self._frames: list[bytes] = []
         self._turn = ""
@@ -452,7 +462,7 @@ class VendorLeg:
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
         try:
-            voice = voice_for(message.voice, self._vendor, self._settings, self._catalog)
+            voice = voice_for(message.voice, self._vendor, self._settings, self._call.catalog)
         except TelephonyTTSError as error:
             self._refuse(error)
             return

@@ -295,6 +295,8 @@ class Ready:
     voice: str
     barge_in: str
     limits: dict[str, int]
+    experiment: str | None = None
+    arm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

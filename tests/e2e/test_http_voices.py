@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,13 @@ from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import AudioError, EngineUnavailable
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.keys.key import Key, KeyRing, digest_of
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow
@@ -124,7 +127,7 @@ class NoEngine:
 
 @asynccontextmanager
 async def voiced(
-    model_dir: Path, folder: Path, n_prompts: int = 3, *, with_engine: bool = True
+    model_dir: Path, folder: Path, n_prompts: int = 3, *, with_engine: bool = True, keys: Sequence[Key] = ()
 ) -> AsyncIterator[Place]:
     engine: CosyVoice2Engine | NoEngine = NoEngine()
     engines: list[Engine] = [FakeEngine()]
@@ -134,7 +137,9 @@ async def voiced(
     catalog = Catalog(engines)
     maker = VoiceMaker()
     service = VoiceService(engine, model_dir, folder, app.spoken, n_prompts=n_prompts, made_by="a test", maker=maker)
-    server = Server(transport_settings(speech=speech_settings(), request_bytes=LIMIT), catalog)
+    ring, owners = KeyRing(("plain-token",) if keys else (), keys), VoiceRecords(VoiceFolder(folder))
+    settings = transport_settings(speech=speech_settings(), request_bytes=LIMIT, keys=ring, owners=owners)
+    server = Server(settings, catalog)
     server.http = http_server(server, service)
     await catalog.start()
     try:
@@ -438,5 +443,87 @@ def test_without_cosyvoice2_voices_are_listed_and_cannot_be_added() -> None:
             assert (await add(rig, GOOD, name="anna")).error == (501, "engine_unavailable")
             assert (await ask(rig, "DELETE", "/v1/voices/anna")).error == (501, "engine_unavailable")
         await catalog.close()
+
+    run(main, within_s=WITHIN_S)
+
+
+# ------------------------------------------------------------------- whose a voice is
+
+
+CONSENT = {"consent_by": "Anna Schmidt", "consent_on": "2026-01-31", "consent_for": "calls of Acme"}
+
+
+def as_key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-token"}
+
+
+async def add_as(rig: Rig, key: str, **fields: str) -> Answer:
+    kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+    return await ask(rig, "POST", "/v1/voices", form(GOOD, **fields), Content_Type=kind, **as_key(key))
+
+
+async def speak_as(rig: Rig, key: str, voice: str) -> Answer:
+    body = json.dumps({"text": "Yes.", "voice": voice}).encode()
+    return await ask(rig, "POST", "/tts/stream", body, Content_Type="application/json", **as_key(key))
+
+
+async def voices_of(rig: Rig, key: str) -> dict[str, Any]:
+    listed = (await ask(rig, "GET", "/v1/voices", **as_key(key))).json()["voices"]
+    return {voice["name"]: voice for voice in listed}
+
+
+def test_a_voice_of_a_key_is_for_that_key_alone(model_dir: Path, tmp_path: Path) -> None:
+    keys = [Key(name, digest_of(f"{name}-token".encode())) for name in ("acme", "other")]
+
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path, keys=keys) as place:
+            rig = place.rig
+            made = await add_as(rig, "acme", name="anna", text=SAID, **CONSENT)
+            assert made.status == 201, made.body
+            assert {name: made.json()[name] for name in ("owner", "removable", *CONSENT)} == {
+                "owner": "acme", "removable": True, **CONSENT,
+            }  # fmt: skip
+            assert (await voices_of(rig, "acme"))["anna"]["consent_by"] == "Anna Schmidt"
+            assert (await speak_as(rig, "acme", "anna")).status == 200
+            for key in ("other", "plain"):
+                assert "anna" not in await voices_of(rig, key)
+                refused = await speak_as(rig, key, "anna")
+                assert refused.error == (404, "unknown_voice"), key
+                assert (await ask(rig, "DELETE", "/v1/voices/anna", **as_key(key))).error == (403, "not_yours")
+                fields = {"name": "anna", "replace": "true", **CONSENT}
+                assert (await add_as(rig, key, **fields)).error == (403, "not_yours")
+                near = await speak_as(rig, key, "ann")
+                assert near.status == 404 and b"anna" not in near.body, "its name is told to nobody else"
+                async with rig.bot(headers=as_key(key)) as bot:
+                    await bot.send({"type": "config", "voice": "cosyvoice2/anna"})
+                    assert (await bot.event("error"))["code"] == "unknown_voice"
+            assert (await add_as(rig, "acme", name="anna", replace="true", **CONSENT)).status == 201
+            assert (await ask(rig, "DELETE", "/v1/voices/anna", **as_key("acme"))).status == 204
+            assert "anna" not in await voices_of(rig, "acme")
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_a_named_key_needs_a_consent_and_a_token_without_a_name_needs_none(model_dir: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        acme = Key("acme", digest_of(b"acme-token"))
+        async with voiced(model_dir, tmp_path, with_engine=False, keys=[acme]) as place:
+            rig = place.rig
+            refused = await add_as(rig, "acme", name="anna")
+            assert refused.error == (400, "bad_request")
+            assert "consent_by, consent_on, consent_for: missing" in refused.json()["error"]["message"]
+            for wrong in ({"consent_on": "yesterday"}, {"consent_for": ""}, {"consent_by": "x" * 501}):
+                refused = await add_as(rig, "acme", name="anna", **{**CONSENT, **wrong})
+                assert refused.error == (400, "bad_request"), wrong
+            assert place.files() == []
+            assert (await add_as(rig, "plain", name="half", consent_by="Anna")).error == (400, "bad_request")
+            assert (await add_as(rig, "plain", name="free")).status == 201
+            assert (await add_as(rig, "plain", name="told", **CONSENT)).status == 201
+            records = VoiceRecords(VoiceFolder(tmp_path))
+            assert records.record(Voice("free", "cosyvoice2", (), 0)) == {}
+            assert records.record(Voice("told", "cosyvoice2", (), 0)) == CONSENT
+            refused = await ask(rig, "DELETE", "/v1/voices/free", **as_key("acme"))
+            assert refused.error == (403, "not_yours"), "a key removes only its own"
+            assert (await ask(rig, "DELETE", "/v1/voices/free", **as_key("plain"))).status == 204
 
     run(main, within_s=WITHIN_S)

@@ -14,7 +14,7 @@ from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import call_of_dial, parse_stream_query
 from telephony_tts.wire.vendor import Refused
 
-MOVED = MovedSocket("leg", 2, ("127.0.0.1", 80), ("::1", 4000), b"read\0\xff", b"GET", b"unread", True)
+MOVED = MovedSocket("leg", 2, ("127.0.0.1", 80), ("::1", 4000), b"read\0\xff", b"GET", b"unread", True, "acme")
 
 
 def test_a_moved_socket_survives_its_bytes() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from telephony_tts.engines.api import Voice
@@ -106,9 +107,11 @@ class VoiceService:
         *,
         replace: bool = False,
         tell: Callable[[str], None] = lambda step: None,
+        record: Mapping[str, str] = MappingProxyType({}),
     ) -> AddedVoice:
         """Make a voice from the content of an audio file, whose words are `text`, or "" if they are unknown.
 
+        `record`: whose voice it is, and the consent to it (`voice_records.FIELDS`).
         `tell` is called with each step, first with `QUEUED` when nothing is wrong that is known at once. Raises
         ConfigError for a name that is invalid (`bad_request`) or taken (`voice_exists`), AudioError for a recording
         that cannot become a voice, Busy, EngineUnavailable for a model that cannot do it, and EngineError.
@@ -120,7 +123,10 @@ class VoiceService:
                 f"there is a voice {name}: send replace=true, or choose another name", code="voice_exists"
             )
         transcript = self._words(text)
-        job = MakeVoice(name, audio, transcript, self._model_dir, self._folder.directory, replace, self._made_by)
+        job = MakeVoice(
+            name, audio, transcript, self._model_dir, self._folder.directory, replace, self._made_by,
+            record=dict(record),
+        )  # fmt: skip
 
         async def make() -> AddedVoice:
             made = await self._maker.make(job, tell)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -58,10 +59,18 @@ class RemoteVoices:
         *,
         replace: bool = False,
         tell: Callable[[str], None] = lambda step: None,
+        record: Mapping[str, str] = MappingProxyType({}),
     ) -> AddedRemoteVoice:
-        """Raises TelephonyTTSError."""
+        """Raises TelephonyTTSError; EngineUnavailable for a voice with an owner, because replicas do not tell a front
+        whose a voice is, so every key could use it."""
+        if "owner" in record:
+            raise EngineUnavailable(
+                "a named key can add a voice only where CosyVoice2 runs in the server itself: a front does not know "
+                "whose the voices of its engine servers are. Add it with a token that has no name"
+            )
         maker, *others = self._ready()
-        told, file = await _ask(maker, ADD, {"name": name, "text": text, "replace": replace}, audio)
+        fields = {"name": name, "text": text, "replace": replace, "record": dict(record)}
+        told, file = await _ask(maker, ADD, fields, audio)
         failures = await _ask_all(others, STORE, name, file)
         warnings = [str(warning) for warning in told.get("warnings", ())]
         warnings += [f"{target} does not have the voice: {error.message}" for target, error in failures.items()]

@@ -47,7 +47,9 @@ class VoiceKeeper(Protocol):
     """What makes and stores the engine's voices. Its methods raise TelephonyTTSError."""
 
     def is_removable(self, voice: Voice) -> bool: ...
-    async def add(self, name: str, audio: bytes, text: str, *, replace: bool = False) -> MadeVoice: ...
+    async def add(
+        self, name: str, audio: bytes, text: str, *, replace: bool = False, record: Mapping[str, str] = ...
+    ) -> MadeVoice: ...
     async def stored(self, name: str) -> bytes:
         """The file of a voice."""
 
@@ -63,7 +65,11 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
     async def add(fields: Mapping[str, Any], file: bytes) -> bytes:
         keeper = needed()
         name = text_of(fields, "name")
-        made = await keeper.add(name, file, text_of(fields, "text"), replace=fields.get("replace") is True)
+        given = fields.get("record", {})
+        if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
+            raise BadMessage("record: expected texts by name")
+        is_new = fields.get("replace") is not True
+        made = await keeper.add(name, file, text_of(fields, "text"), replace=not is_new, record=given)
         told = {"kept_s": made.kept_s, "source_s": made.source_s, "warnings": list(made.warnings)}
         _log.info("voice_added", voice=name, kept_s=made.kept_s)
         return packed({**told, "description": made.voice.description}, await keeper.stored(name))

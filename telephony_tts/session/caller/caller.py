@@ -29,7 +29,7 @@ from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.caller.silence import CallerSilence
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings, changed_start
 from telephony_tts.session.turn import Turn
 from telephony_tts.wire.messages import CallerSpeech, Configure, MediaAudio, WarningEvent
 
@@ -111,6 +111,10 @@ class Caller:
         turned on."""
 
     # ------------------------------------------------------------- settings
+
+    def start_with(self, before: BargeInSettings, after: BargeInSettings) -> None:
+        """The call starts with other times for barge-in; see `Session.start_with`."""
+        self._spurt.settings = changed_start(self._spurt.settings, before, after)
 
     def _note_listens(self) -> None:
         self.listens = self.is_on or self.silence.after_ms > 0 or self.machine.is_on

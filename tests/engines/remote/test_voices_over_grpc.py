@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc.aio
@@ -34,6 +35,8 @@ from telephony_tts.engines.remote.voice_messages import (
 )
 from telephony_tts.errors import AudioError, Busy, ConfigError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
+NO_RECORD: Mapping[str, str] = MappingProxyType({})
+CONSENT = {"consent_by": "Anna Meier", "consent_on": "2026-11-20", "consent_for": "reminders"}
 RECORDING = bytes(range(256)) * 20_000
 """More than one piece."""
 
@@ -52,6 +55,7 @@ class Keeper:
     def __init__(self, folder: Path) -> None:
         self.folder = VoiceFolder(folder)
         self.n_made = 0
+        self.record = NO_RECORD
         self.is_full = False
         self.engine = FakeEngine()
 
@@ -65,7 +69,9 @@ class Keeper:
     def is_removable(self, voice: Voice) -> bool:
         return self.folder.has(voice.name)
 
-    async def add(self, name: str, audio: bytes, text: str, *, replace: bool = False) -> Made:
+    async def add(
+        self, name: str, audio: bytes, text: str, *, replace: bool = False, record: Mapping[str, str] = NO_RECORD
+    ) -> Made:
         if audio == b"noise":
             raise AudioError("this is noise")
         if audio == b"crash":
@@ -73,6 +79,7 @@ class Keeper:
         if not replace and self.folder.has(name):
             raise ConfigError(f"there is a voice {name}", code="voice_exists")
         self.n_made += 1
+        self.record = record
         self.folder.put(name, text.encode() + audio)
         self.read()
         return Made(Voice(name, "fake", ("en",), 24_000, description="made here"))
@@ -128,6 +135,31 @@ def run(work: Callable[[], Any]) -> None:
 
 def keepers(tmp_path: Path, n: int) -> list[Keeper]:
     return [Keeper(tmp_path / f"voices{number}") for number in range(n)]
+
+
+@pytest.mark.slow
+def test_consent_is_stored_by_the_replica_that_makes_the_voice(tmp_path: Path) -> None:
+    (keeper,) = keepers(tmp_path, 1)
+
+    async def work() -> None:
+        async with fleet(keeper) as (_, voices):
+            await voices.add("anna", RECORDING, "", record=CONSENT)
+            assert keeper.record == CONSENT
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_voice_of_a_named_key_is_refused_since_a_front_does_not_know_its_owner(tmp_path: Path) -> None:
+    (keeper,) = keepers(tmp_path, 1)
+
+    async def work() -> None:
+        async with fleet(keeper) as (_, voices):
+            with pytest.raises(EngineUnavailable, match="a named key can add a voice only where CosyVoice2 runs in the"):
+                await voices.add("anna", RECORDING, "", record={"owner": "shop", **CONSENT})
+            assert keeper.n_made == 0
+
+    run(work)
 
 
 @pytest.mark.slow

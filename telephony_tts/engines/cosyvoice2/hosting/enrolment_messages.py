@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from telephony_tts.errors import TelephonyTTSError
@@ -12,7 +13,8 @@ from telephony_tts.errors import TelephonyTTSError
 class MakeVoice:
     """Make a voice from the content of an audio file and store it in `directory`.
 
-    `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none.
+    `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none. `record`
+    becomes part of the voice's provenance: see `voice_records`.
     """
 
     name: str
@@ -23,6 +25,7 @@ class MakeVoice:
     replace: bool = False
     made_by: str = ""
     makes_room: tuple[Path, ...] = ()
+    record: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _made(job: MakeVoice, out: BinaryIO) -> VoiceMade | VoiceRefused:
     try:
         made = enrol(
             job.name, job.audio, job.transcript, job.model_dir, VoiceStore(job.directory), replace=job.replace,
-            made_by=job.made_by, max_read_s=MAX_READ_S, tell=tell,
+            made_by=job.made_by, max_read_s=MAX_READ_S, tell=tell, record=job.record,
         )  # fmt: skip
     except TelephonyTTSError as error:
         return VoiceRefused(error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -97,6 +98,7 @@ def enrol(
     made_by: str = "",
     max_read_s: float = MAX_READ_S,
     tell: Callable[[str], None] = lambda step: None,
+    record: Mapping[str, str] = MappingProxyType({}),
 ) -> EnrolledVoice:
     """Makes a voice from a recording, a path or the content of a file, and stores it. `transcript` holds the words of
     the recording, or is "".
@@ -104,6 +106,7 @@ def enrol(
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
     unknown which words the beginning holds, and words that are not in the audio leak into later speech. A recording of
     more than `max_read_s` is not decoded. `tell` is called with each of `STEPS` when it begins.
+    `record`: whose voice it is, and the consent to it (`voice_records.FIELDS`).
     Raises ConfigError for an invalid or existing name, a transcript that is too long, and a folder that cannot be
     written to. Raises AudioError for a recording that cannot become a voice, and EngineUnavailable for an incomplete
     model directory.
@@ -139,6 +142,7 @@ def enrol(
     origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
     if made_by:
         origin["made_by"] = made_by
+    origin.update(record)
     features = extract(
         kept,
         open_graph(model_dir / SPEAKER_ONNX, SPEAKER_INPUTS),

@@ -19,11 +19,10 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import N_MELS
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, aligned, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder, partial_path
+from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT
 from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice
 
 FORMAT = "telephony-tts cosyvoice2 voice 1"
-_ABOUT = "voice"
-"""The only metadata entry of a voice file. It holds JSON."""
 _TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")
 MAX_SHOWN, MAX_REASON = 80, 300
 """Characters of a file's content, and of an error, that a message shows."""
@@ -45,7 +44,7 @@ class VoiceStore(VoiceFolder):
         self.check_free(name, replace)
         about = {"format": FORMAT, "transcript": features.transcript, "provenance": dict(features.provenance)}
         # One entry, because safetensors writes several in an order that differs between processes.
-        metadata = {_ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True)}
+        metadata = {ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True)}
         tensors = {
             "speech_tokens": features.speech_tokens.to(torch.int32).contiguous(),
             "mel": features.mel.contiguous(),
@@ -76,7 +75,7 @@ class VoiceStore(VoiceFolder):
         path = self.path(name)
         try:
             with safe_open(str(path), framework="pt") as file:
-                about = _about((file.metadata() or {}).get(_ABOUT, "{}"))
+                about = _about((file.metadata() or {}).get(ABOUT, "{}"))
                 tensors = {key: file.get_tensor(key) for key in _TENSORS}
             features = PromptFeatures(
                 _plain(tensors, "speech_tokens").to(torch.int64),

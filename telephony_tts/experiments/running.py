@@ -1,0 +1,113 @@
+"""The experiments of a server while it runs: the arm of each call, what its calls were like, and which arms are off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from telephony_tts import logs, metrics
+from telephony_tts.experiments.arms import CONTROL, Arm, Experiment, first_for
+from telephony_tts.experiments.sums import SUMS, CallSums
+from telephony_tts.keys.key import Key
+
+_log = logs.get(__name__)
+
+
+@dataclass(eq=False)
+class RunningArm:
+    """An arm of an experiment of this server. `sums` are those of its calls since it began."""
+
+    experiment: Experiment
+    arm: Arm
+    is_on: bool = True
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+
+    def __post_init__(self) -> None:
+        labels = {"experiment": self.experiment.name, "arm": self.arm.name}
+        # A series that appears with its first call would lack this call in increase().
+        self._counters = {name: metrics.EXPERIMENT_SUMS.labels(**labels, sum=name) for name in SUMS}
+        self._first_audio_ms = metrics.EXPERIMENT_FIRST_AUDIO_MS.labels(**labels)
+        self._on = metrics.EXPERIMENT_ARM_ON.labels(**labels)
+        self._on.set(self.is_on)
+
+    @property
+    def name(self) -> str:
+        """For logs: the experiment and the arm."""
+        return f"{self.experiment.name}/{self.arm.name}"
+
+    def turn_started(self, first_audio_ms: float) -> None:
+        self._first_audio_ms.observe(first_audio_ms)
+
+    def call_ended(self, call: CallSums) -> None:
+        """Add a call, and turn the arm off if a stop rule says so. The arm `control` has the server's own settings, so
+        it stays on."""
+        for name, amount in call.terms().items():
+            self.sums[name] += amount
+            self._counters[name].inc(amount)
+        rules = self.experiment.stop
+        if rules is None or not self.is_on or self.arm.name == CONTROL:
+            return
+        why = rules.why_to_stop(self.sums)
+        if why is not None:
+            self.is_on = False
+            self._on.set(0)
+            _log.warning("arm_stopped", arm=self.name, why=why)
+
+    def remove_series(self) -> None:
+        """The experiment is over. Calls that are still in it count for nothing."""
+        labels = self.experiment.name, self.arm.name
+        for name in SUMS:
+            metrics.EXPERIMENT_SUMS.remove(*labels, name)
+        metrics.EXPERIMENT_FIRST_AUDIO_MS.remove(*labels)
+        metrics.EXPERIMENT_ARM_ON.remove(*labels)
+
+
+class Experiments:
+    """See the module text. `replace` may be called while calls run: they keep their arm."""
+
+    def __init__(self, experiments: Iterable[Experiment] = ()) -> None:
+        self._arms: dict[tuple[str, str], RunningArm] = {}
+        self._experiments: tuple[Experiment, ...] = ()
+        self.replace(experiments)
+
+    def replace(self, experiments: Iterable[Experiment]) -> None:
+        """Run these experiments from now on. An arm of an experiment that did not change goes on: if it is off, it
+        stays off. An experiment that changed begins anew."""
+        before, self._arms, self._experiments = self._arms, {}, tuple(experiments)
+        for experiment in self._experiments:
+            for arm in experiment.arms:
+                name = experiment.name, arm.name
+                old = before.get(name)
+                if old is not None and old.experiment == experiment:
+                    self._arms[name] = before.pop(name)
+        kept_series = {(each.name, arm.name) for each in self._experiments for arm in each.arms}
+        for name, old in before.items():
+            if name not in kept_series:
+                old.remove_series()
+        for experiment in self._experiments:
+            for arm in experiment.arms:
+                if (experiment.name, arm.name) not in self._arms:
+                    self._arms[experiment.name, arm.name] = RunningArm(experiment, arm)
+
+    def choose(self, call_id: str, key: Key, numbers: Sequence[str] = ()) -> RunningArm | None:
+        """The arm of a call that begins now. None: the call is in no experiment, or its arm is off."""
+        experiment = first_for(self._experiments, key, numbers)
+        if experiment is None:
+            return None
+        running = self._arms[experiment.name, experiment.arm_of(call_id).name]
+        return running if running.is_on else None
+
+    def named_voices(self) -> Iterator[tuple[str, str]]:
+        """(where it is named in the file, the voice) for each voice of an arm."""
+        return voices_of(self._experiments)
+
+
+def voices_of(experiments: Iterable[Experiment]) -> Iterator[tuple[str, str]]:
+    """(where it is named in the file, the voice) for each voice of an arm."""
+    for experiment in experiments:
+        for arm in experiment.arms:
+            where = f"experiments.{experiment.name}.arms.{arm.name}"
+            if arm.voice is not None:
+                yield f"{where}.voice", arm.voice
+            for asked, voice in arm.voices.items():
+                yield f"{where}.voices.{asked}", voice

@@ -1,0 +1,109 @@
+"""Named keys where several processes serve one port: their limits are those of all, and a reload is for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from front_server import FrontServer, front_server
+from rig import Bot, greeted, run, until
+from websockets.exceptions import InvalidStatus
+
+from telephony_tts.fronts.front import Front
+from telephony_tts.fronts.loads import Loads
+from telephony_tts.fronts.runtime_folder import RuntimeFolder
+
+pytestmark = pytest.mark.slow
+
+ACME = {"Authorization": "Bearer acme-token"}
+
+
+def write_keys(folder: Path, **limits: int) -> Path:
+    part, file = folder / "keys.part", folder / "keys.yaml"
+    part.write_text(json.dumps({"keys": {"acme": {"token": "acme-token", **limits}}}))
+    os.replace(part, file)
+    return file
+
+
+@asynccontextmanager
+async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bot]:
+    """A bot whose call this front has."""
+    async with AsyncExitStack() as stack:
+        with server.stopped(1 - front):
+            bot = await stack.enter_async_context(
+                greeted(server.url(call=call, audio="binary", pace="burst"), ACME)
+            )
+        assert server.owner(call) == front
+        yield bot
+
+
+def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> None:
+    async def main(server: FrontServer) -> None:
+        async with bot_at(server, 0, "one") as first:
+            await first.say("Ten chars.", "a")
+            await first.event("done", turn="a")
+            async with bot_at(server, 1, "two") as second:
+                await asyncio.sleep(0.4)  # what the others use is told within a tenth of a second
+                for front in (0, 1):
+                    with pytest.raises(InvalidStatus) as raised, server.stopped(1 - front):
+                        async with greeted(server.url(), ACME):
+                            pass
+                    assert raised.value.response.status_code == 429
+                await second.say("Eleven char", "b")
+                error = await second.event("error", turn="b")
+                assert error["code"] == "key_limit" and "has used 10" in error["message"]
+                await second.say("Ten chars.", "c")
+                await second.event("done", turn="c")
+        await until(lambda: not server.claims, "the calls are over")
+        async with bot_at(server, 0, "three") as third:
+            await third.say("One", "d")
+            assert (await third.event("error", turn="d"))["code"] == "key_limit"
+
+    keys = write_keys(short, calls=2, chars_per_day=20)
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+        run(lambda: main(server), within_s=60)
+
+
+def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path) -> None:
+    async def main(server: FrontServer) -> None:
+        async def is_let_in(front: int) -> bool:
+            try:
+                async with AsyncExitStack() as stack:
+                    with server.stopped(1 - front):
+                        await stack.enter_async_context(greeted(server.url(), ACME))
+                return True
+            except InvalidStatus:
+                return False
+
+        assert not await is_let_in(0) and not await is_let_in(1)
+        write_keys(short)
+        server.served.send_signal(signal.SIGHUP)
+        await until(lambda: len(server.logged("file_loaded")) == 2, "both fronts have read it")
+        assert await is_let_in(0) and await is_let_in(1)
+        assert server.served.poll() is None
+
+    keys = write_keys(short, calls=0)
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+        run(lambda: main(server), within_s=60)
+
+
+def test_what_a_front_that_has_ended_had_used_of_a_day_stays_used(short: Path) -> None:
+    folder = RuntimeFolder.make(str(short))
+    loads = Loads(folder.loads, 2, create=True)
+    try:
+        first, second = Front(folder, loads, 0, 1), Front(folder, loads, 1, 1)
+        use = {"day": {"day": 9}, "calls": {"acme": 3}, "chars": {"acme": 500}}
+        first.publish_use(use)
+        assert second.use_of_others() == [use] and first.use_of_others() == []
+        loads.clear(0)
+        Front(folder, loads, 0, 2)
+        assert second.use_of_others() == [{**use, "calls": {}}]
+    finally:
+        loads.close()
+        folder.remove()
