@@ -74,7 +74,9 @@ class RemoteVoices:
         failures = await _ask_all(others, STORE, name, file)
         warnings = [str(warning) for warning in told.get("warnings", ())]
         warnings += [f"{target} does not have the voice: {error.message}" for target, error in failures.items()]
-        voice = await self._listed(name) or Voice(name, self._engine.name, (), 0, 0.0, str(told.get("description", "")))
+        await self._until_listed(name, True)
+        listed = next((voice for voice in self._engine.voices if voice.name == name), None)
+        voice = listed or Voice(name, self._engine.name, (), 0, 0.0, str(told.get("description", "")))
         return AddedRemoteVoice(voice, float(told["kept_s"]), float(told["source_s"]), tuple(warnings))
 
     async def remove(self, name: str) -> None:
@@ -87,6 +89,7 @@ class RemoteVoices:
             raise others[0]
         if len(failures) == len(replicas):
             raise UnknownVoice(f"there is no voice {name!r}")
+        await self._until_listed(name, False)
 
     async def prompt(self, audio: bytes, text: str) -> str:
         """Raises EngineUnavailable: a voice for a single request would have to be brought to all replicas first."""
@@ -104,14 +107,13 @@ class RemoteVoices:
             raise EngineError(f"no replica of {self._engine.name} is ready", retry_after_ms=1_000)
         return ready
 
-    async def _listed(self, name: str) -> Voice | None:
-        """The voice, once all replicas list it. None after `LIST_S`."""
+    async def _until_listed(self, name: str, is_listed: bool) -> None:
+        """Return when all replicas list the voice, or none does, or after `LIST_S`."""
         for _ in range(round(LIST_S / _LOOK_S)):
             replicas = [replica for replica in self._engine.replicas if replica.is_ready]
-            if all(any(voice.name == name for voice in replica.voices) for replica in replicas):
-                break
+            if all(any(voice.name == name for voice in each.voices) is is_listed for each in replicas):
+                return
             await asyncio.sleep(_LOOK_S)
-        return next((voice for voice in self._engine.voices if voice.name == name), None)
 
 
 async def _ask_all(
