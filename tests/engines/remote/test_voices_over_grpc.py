@@ -155,7 +155,7 @@ def test_a_voice_of_a_named_key_is_refused_since_a_front_does_not_know_its_owner
 
     async def work() -> None:
         async with fleet(keeper) as (_, voices):
-            with pytest.raises(EngineUnavailable, match="a named key can add a voice only where CosyVoice2 runs in the"):
+            with pytest.raises(EngineUnavailable, match="a named key can add a voice only where CosyVoice2"):
                 await voices.add("anna", RECORDING, "", record={"owner": "shop", **CONSENT})
             assert keeper.n_made == 0
 
