@@ -139,19 +139,16 @@ def test_a_server_that_is_busy_for_some_seconds_is_not_asked_in_that_time() -> N
 )
 def test_hibari_speaks_for_each_of_them(serve: Callable[..., Any], given: dict[str, Any]) -> None:
     """As it is configured, and with the real embedded voice."""
-    with serve() as server:
+    with serve(fault="error" if serve is socket_stand_in else "empty", faults_left=1) as server:
         url = getattr(server, "url", "") or server.address
         overrides = {
             "server.port": 0, "speech.pace": "burst", "engines.default": "theirs", "engines.fallback": ("hibari",),
             "engines.others": {"theirs": {**given, "url": url}}, "speech.detect_language": False,
         }  # fmt: skip
-        of = config.load(None, overrides, {})
         say = {"type": "say", "text": "hello there"}
-        ((_, done),) = asyncio.run(served(of, say))
-        assert done["type"] == "done" and done.get("engines", ["theirs"]) == ["theirs"]
-        server.fault = "error" if serve is socket_stand_in else "empty"
-        ((audio, done),) = asyncio.run(served(of, say))
-        assert done["type"] == "done" and done["engines"] == ["hibari"] and len(audio) > 4_000
+        (audio, failed), (_, spoken) = asyncio.run(served(config.load(None, overrides, {}), say, say))
+    assert failed["type"] == "done" and failed["engines"] == ["hibari"] and len(audio) > 4_000
+    assert spoken["type"] == "done" and spoken.get("engines", ["theirs"]) == ["theirs"]
 
 
 def test_an_error_without_a_fallback_reaches_the_bot_with_its_setting() -> None:

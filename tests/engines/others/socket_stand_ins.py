@@ -26,6 +26,7 @@ class SocketStandIn:
     """`greets`: it answers `session.config`, as SGLang-Omni does."""
 
     fault: str = ""
+    faults_left: int = 1_000_000
     greets: bool = False
     pause_s: float = 0.0
     url: str = ""
@@ -59,20 +60,22 @@ class SocketStandIn:
             assert message["type"] == "input.text"
             text += message["text"]
         self.texts.append(text)
-        if self.fault == "error":
+        fault = self.fault if self.faults_left > 0 else ""
+        self.faults_left -= bool(fault)
+        if fault == "error":
             await socket.send(json.dumps({"type": "error", "error": {"message": "voice not found"}}))
             return
-        if self.fault == "not_json":
+        if fault == "not_json":
             await socket.send("hello")
-        rate_hz = 48_000 if self.fault == "wrong_rate" else RATE_HZ
+        rate_hz = 48_000 if fault == "wrong_rate" else RATE_HZ
         start = {"type": "audio.start", "utterance_index": 0, "format": "pcm", "sample_rate": rate_hz, "channels": 1}
         await socket.send(json.dumps(start))
         sound = render(text).astype("<i2").tobytes()
         for n, at in enumerate(range(0, len(sound), 4_001)):
-            if self.fault == "break" and n == 3:
+            if fault == "break" and n == 3:
                 socket.transport.abort()
                 return
-            if self.fault == "silent":
+            if fault == "silent":
                 await socket.wait_closed()
                 return
             if self.pause_s:
@@ -85,7 +88,7 @@ class SocketStandIn:
             await socket.send(sound[at : at + 4_001])
         await socket.send(json.dumps({"type": "audio.done", "total_bytes": len(sound)}))
         await socket.send(json.dumps({"type": "session.done"}))
-        if self.fault == "early_close":
+        if fault == "early_close":
             return
         await socket.wait_closed()
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from telephony_tts import app
 from telephony_tts.config import ENGINES, Config, load
 from telephony_tts.engines.others.settings import KINDS
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, EngineUnavailable
 
 SERVER = "kind: openai, url: 'http://10.0.0.5:8000', voices: {alloy: {}}"
 
@@ -123,3 +124,20 @@ def test_a_kind_with_a_voice_of_its_own_needs_none() -> None:
     )
     assert config.engines.others["t"].voices == {}
     assert not config.engines.others["t"].facts.stops, "the recipe computes a cancelled request to its end"
+
+
+def test_several_fronts_share_the_slots_of_a_server(tmp_path: Path) -> None:
+    config = loaded(f"engines: {{others: {{x: {{{SERVER}}}, y: {{{SERVER}, slots: 3}}}}}}", tmp_path)
+    fronts = [app.config_of_front(config, number, 2).engines.others for number in range(2)]
+    assert [front["x"].facts.slots for front in fronts] == [8, 8]
+    assert sorted(front["y"].facts.slots for front in fronts) == [1, 2]
+
+
+@pytest.mark.parametrize(("section", "package"), [(SERVER, "httpx2"), (TRITON, "grpc")])
+def test_a_missing_package_names_the_extra(
+    section: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = loaded(f"engines: {{others: {{x: {{{section}}}}}}}", tmp_path)
+    monkeypatch.setattr(app, "is_installed", lambda name: name != package)
+    with pytest.raises(EngineUnavailable, match=rf"engines\.others\.x needs {package}: pip install -e '\.\[others\]'"):
+        app.build_catalog(config)
