@@ -109,6 +109,17 @@ def convert(directory: Path, layout: Layout, dtype: DtypeName = "bfloat16", *, r
     return Converted(folder, True, _size(folder), checkpoint.is_random)
 
 
+def is_converted(directory: Path, layout: Layout) -> bool:
+    """Whether a complete model directory has a folder of this layout, of its present weights, in any precision."""
+    folder = directory / layout
+    try:
+        dtype = str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["dtype"])
+        sources = {name: _sha256(directory / name) for name in _sources(directory, layout)}
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return False
+    return _is_right(folder, Record(layout, dtype, sources, {}))
+
+
 # ------------------------------------------------------------------------------ folder
 
 
