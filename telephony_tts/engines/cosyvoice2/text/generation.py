@@ -39,10 +39,10 @@ class LmFeed:
     segments: tuple[TokenSegment, ...]
     banned: tuple[int, ...] = ()
     """Ids that must not be drawn."""
-    n_banned: int = 1
-    """So many draws, this one included, have this ban, and those after them none. Only for a whole sentence."""
     forced: int | None = None
     """The id to take instead of a draw. The run still happens, because later runs read its keys and values."""
+    n_banned: int = 1
+    """So many draws, this one included, have this ban, and those after them none. Only for a whole sentence."""
 
     @property
     def n_positions(self) -> int:
@@ -115,7 +115,8 @@ class SentenceDecoding:
     def next_feed(self) -> LmFeed | None:
         if self._done:
             return None
-        return LmFeed(self._pending, self.banned_at(self.n_out), max(1, self.min_len - self.n_out))
+        banned = self.banned_at(self.n_out)
+        return LmFeed(self._pending, banned, n_banned=max(1, self.min_len - self.n_out))
 
     def consume(self, drawn: int) -> int | None:
         """Ids past the end, from a device that drew ahead, are dropped."""

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint import conversion
-from telephony_tts.engines.cosyvoice2.checkpoint.conversion import Layout, convert
+from telephony_tts.engines.cosyvoice2.checkpoint.conversion import Layout, convert, is_converted
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.model.config import EOS, N_SPEECH_ROWS
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
@@ -158,6 +158,19 @@ def test_a_folder_of_other_weights_is_replaced(
     assert ": written (float32, " in capsys.readouterr().out
     assert 4.25 in load_file(model / layout / "model.safetensors")["lm_head.bias"]
     assert names(model) == {*names(model), layout} and not {f".{layout}.part", f".{layout}.old"} & names(model)
+
+
+def test_whether_a_folder_is_of_the_present_weights(model: Path) -> None:
+    assert is_converted(model, "vllm") and is_converted(model, "hf")
+    with (model / "CosyVoice-BlankEN" / "merges.txt").open("a", encoding="utf-8") as merges:
+        merges.write("a b\n")
+    assert is_converted(model, "vllm") and not is_converted(model, "hf"), "only one has a tokenizer"
+    convert(model, "vllm", "float16", replace=True)
+    assert is_converted(model, "vllm"), "in any precision"
+    (model / "vllm" / "model.safetensors").unlink()
+    assert not is_converted(model, "vllm")
+    shutil.rmtree(model / "vllm")
+    assert not is_converted(model, "vllm")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "conversion.json", "config.json"])

@@ -40,7 +40,7 @@ def settings_of(model: Path, *, uses_vllm: bool) -> Settings:
 
 
 def speak(settings: Settings) -> tuple[dict[int, np.ndarray], list[int]]:
-    """The audio of each sentence, and the requests that vLLM had: while all speak, after the cancel, at the end."""
+    """The audio of each sentence, and the requests that vLLM had: at most, before and after the cancel, at the end."""
     audio: dict[int, list[np.ndarray]] = {key: [] for key in SENTENCES}
     ended: dict[int, str | None] = {}
     untaken: list[AudioTaken] = []
@@ -60,18 +60,20 @@ def speak(settings: Settings) -> tuple[dict[int, np.ndarray], list[int]]:
     n_requests = []
     for key, (voice, request) in SENTENCES.items():
         core.receive(SubmitUtterance(key, voice, request))
-    n_steps = 0
+    most, is_cancelled = 0, False
     while core.step() or untaken:
-        n_steps += 1
-        if not n_requests and all(job.stream.piece and job.stream.piece.n_drawn > 5 for job in core._jobs.values()):
-            n_requests.append(requests(core))
+        most = max(most, requests(core))
+        piece = core._jobs[CANCELLED].stream.piece if CANCELLED in core._jobs else None
+        if not is_cancelled and piece is not None and piece.n_drawn > 2:
+            n_requests += [requests(core)]
             core.receive(CancelOrder(CANCELLED))
             core.step()
-            n_requests.append(requests(core))
+            n_requests += [requests(core)]
+            is_cancelled = True
         for taken in untaken:
             core.receive(taken)
         untaken.clear()
-    n_requests.append(requests(core))
+    n_requests = [most, *n_requests, requests(core)]
     assert ended == dict.fromkeys(SENTENCES), ended
     return {key: np.concatenate(made) for key, made in audio.items() if key != CANCELLED}, n_requests
 
