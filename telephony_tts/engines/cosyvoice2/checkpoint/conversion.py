@@ -180,7 +180,12 @@ def _write(checkpoint: Checkpoint, folder: Path, record: Record) -> None:
         _sync(part)
         if os.path.lexists(folder):
             folder.rename(old)
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:
+            if os.path.lexists(old):
+                old.rename(folder)
+            raise
     finally:
         _remove(part)
     _sync(folder.parent)

@@ -223,6 +223,23 @@ def test_a_full_disk_leaves_what_was_there(
     assert names(model) == before and contents(model / layout) == right
 
 
+def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, right = names(model), contents(model / "vllm")
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name == ".vllm.part":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(ConfigError, match="Input/output error"):
+        convert(model, "vllm", "float16")
+    assert names(model) == before and contents(model / "vllm") == right
+
+
 def test_what_a_killed_conversion_left_is_removed(model: Path) -> None:
     shutil.copytree(model / "vllm", model / ".vllm.part")
     shutil.copytree(model / "vllm", model / ".vllm.old")
