@@ -351,6 +351,7 @@ def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
         timeouts=Timeouts(engines.stall_s, engines.timeout_s, engines.restart_wait_s),
         flow_steps=settings.flow_steps,
         end_of_instruction=settings.end_of_instruction,
+        lm_backend=settings.lm_backend,
     )
 
 

@@ -54,6 +54,7 @@ MODELS_EXAMPLES = """examples:
   telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
   telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
   telephony-tts models pull /data/300M-SFT --family 300m    the first generation, CosyVoice-300M-SFT (1.7 GB)
+  telephony-tts models convert --to hf /data/CosyVoice2-0.5B    its language model, for TensorRT-LLM
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
 """
 _PULL_EXAMPLES = """examples:
@@ -78,6 +79,15 @@ _RANDOM_EXAMPLES = """examples:
   telephony-tts models random /data/random --size full      2.6 GB: as large and as slow as the official model
   telephony-tts models random /data/tiny300 --family 300m   the first generation; 1.7 GB in full size
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
+"""
+_CONVERT_EXAMPLES = """examples:
+  telephony-tts models convert --to vllm /data/CosyVoice2-0.5B      writes /data/CosyVoice2-0.5B/vllm (0.7 GB)
+  telephony-tts models convert --to hf /data/CosyVoice2-0.5B        writes /data/CosyVoice2-0.5B/hf (1.3 GB)
+  telephony-tts models convert --to hf /data/ours --dtype float16   for a GPU without bfloat16, such as a V100
+
+vllm: speech ids only, as CosyVoice's own vLLM mode reads it. hf: text and speech in one vocabulary, with a tokenizer,
+as the converter of TensorRT-LLM takes it (docs/trtllm.md). Only the language model is converted. The folder appears
+when it is complete. If the model has not changed since, it is left alone; otherwise it is replaced.
 """
 _RAW = argparse.RawDescriptionHelpFormatter
 
@@ -141,7 +151,7 @@ def with_action(arguments: list[str]) -> list[str]:
 
 def add_models(command: Commands) -> None:
     """The command `models` with its actions."""
-    parser = command("models", "fetch, check or make a CosyVoice2 model directory", MODELS_EXAMPLES, _check)
+    parser = command("models", "fetch, check, make or convert a CosyVoice2 model directory", MODELS_EXAMPLES, _check)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = _adder(actions)
     pulling = action("pull", "fetch a model from a hub, or continue to fetch it, and check it", _PULL_EXAMPLES, _pull)
@@ -149,7 +159,10 @@ def add_models(command: Commands) -> None:
     making = action(
         "random", "write random weights in the official layout: noises, for tests", _RANDOM_EXAMPLES, _random
     )
-    for sub in (pulling, checking, making):
+    converting = action(
+        "convert", "write the language model in the layout of another engine", _CONVERT_EXAMPLES, _convert
+    )
+    for sub in (pulling, checking, making, converting):
         sub.add_argument("dir", metavar="DIR", help="the model directory")
     pulling.add_argument("--source", choices=("huggingface", "modelscope"), default="huggingface", help="the hub")
     pulling.add_argument("--revision", metavar="R", help="branch, tag or commit (default: the hub's main branch)")
@@ -161,6 +174,14 @@ def add_models(command: Commands) -> None:
         )  # fmt: skip
     making.add_argument("--size", choices=("tiny", "full"), default="tiny", help="6 MB or 2.6 GB (default tiny)")
     making.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default 0)")
+    converting.add_argument("--to", choices=("vllm", "hf"), required=True, help="the layout, and the folder's name")
+    converting.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
+        help="of the weights that are written (default bfloat16)",
+    )  # fmt: skip
+    converting.add_argument(
+        "--replace", action="store_true", help="replace a folder of this name that another program made"
+    )
 
 
 # ---------------------------------------------------------------------- voices
@@ -338,6 +359,18 @@ def _random(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--seed is {arguments.seed}; expected a whole number of 0 or more")
     write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed, family=arguments.family)
     print(f"{arguments.dir}: a random {arguments.size} checkpoint; it makes noises, for tests and measurements")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    _need_torch()
+    from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
+
+    done = convert(Path(arguments.dir), arguments.to, arguments.dtype, replace=arguments.replace)
+    what = "written" if done.is_new else "is there already, from this model"
+    print(f"{done.folder}: {what} ({arguments.dtype}, {done.n_bytes / 1e6:.0f} MB)")
+    if done.is_random:
+        print(f"telephony-tts: {arguments.dir} has random weights: it speaks noise, not words", file=sys.stderr)
     return 0
 
 

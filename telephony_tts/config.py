@@ -90,8 +90,14 @@ class CosyVoice2Settings:
     ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000
     control_tokens: tuple[str, ...] = ()
     end_of_instruction: Annotated[str, OneOf(("<endofprompt>", "<|endofprompt|>"))] = "<endofprompt>"
+    lm_backend: Annotated[str, OneOf(("own", "vllm"))] = "own"
 
     def conflicts(self) -> Iterator[str]:
+        if self.lm_backend == "vllm":
+            if (self.lm_dtype or self.dtype) not in ("float32", "float16", "bfloat16"):
+                yield "lm_dtype: with lm_backend vllm give float32, float16 or bfloat16"
+            if self.isolation != "process":
+                yield "isolation: with lm_backend vllm it must be process: vLLM changes the process that it runs in"
         for name, dtype in (("lm_dtype", self.lm_dtype), ("flow_dtype", self.flow_dtype)):
             if dtype == "int8" and self.device != "cpu":
                 yield f"{name}: {dtype} is for device cpu; on {self.device} leave it null, or take float16 or bfloat16"

@@ -183,7 +183,7 @@ def test_an_empty_file_of_speakers_is_valid(model: Path, tmp_path: Path, capsys:
 # --------------------------------------------------------------------------------- use
 
 COMMANDS = ("serve", "say", "voices", "voices list", "voices add", "voices remove", "voices import", "sounds", "doctor",
-            "models", "models pull", "models check", "models random", "bench")  # fmt: skip
+            "models", "models pull", "models check", "models random", "models convert", "bench")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -221,6 +221,9 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         *(
             (f"engines: {{cosyvoice2: {{{setting}}}}}", f"engines.cosyvoice2.{said}")
             for setting, said in (
+                ("lm_backend: vllm", "lm_dtype: with lm_backend vllm give float32, float16 or bfloat16"),
+                ("lm_backend: vllm, dtype: float16, lm_dtype: int8", "lm_dtype: with lm_backend vllm give float32"),
+                ("lm_backend: vllm, dtype: float16, isolation: thread", "isolation: with lm_backend vllm it must be"),
                 ("workers: 0", "workers: 0 is wrong; expected a whole number from 1 to 64 or auto"),
                 ("workers: Auto", "workers: 'Auto' is wrong; expected a whole number from 1 to 64 or auto"),
                 ("threads: null", "threads: None is wrong; expected a whole number from 1 to 256 or auto"),

@@ -121,6 +121,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.hosting.loading": row("errors metrics clock", "torch"),
     "telephony_tts.engines.cosyvoice2.hosting.choosing": row("errors metrics clock", "torch"),
     "telephony_tts.engines.cosyvoice2.device": row("errors metrics clock", "numpy torch"),
+    # vLLM, imported when it is the language model.
+    "telephony_tts.engines.cosyvoice2.device.vllm_steps": row("errors", "torch vllm"),
+    "telephony_tts.engines.cosyvoice2.device.vllm_plugin": row(outside="torch vllm"),
     "telephony_tts.engines.cosyvoice2.kernels": row(),
     "telephony_tts.engines.cosyvoice2.model": row("errors clock", "numpy torch"),
     "telephony_tts.engines.cosyvoice2.model.file_names": row(not_stdlib=TASKS | IO),

@@ -44,6 +44,7 @@ from telephony_tts.engines.cosyvoice2.settings import (
     DEFAULT_TIMEOUTS,
     DTYPES,
     FLOW_DTYPES,
+    LM_BACKENDS,
     LM_DTYPES,
     PROMPT_MARK,
     VOCODER_DTYPES,
@@ -193,6 +194,7 @@ class CosyVoice2Engine:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         flow_steps: int | None = None,
         end_of_instruction: str = END_OF_INSTRUCTION[0],
+        lm_backend: str = LM_BACKENDS[0],
     ) -> None:
         """Raises ConfigError for an unknown dtype, profile, finish, isolation, control token or end of an instruction,
         for no slots, and for a profile that the model family does not have."""
@@ -205,6 +207,7 @@ class CosyVoice2Engine:
             ("flow_dtype", flow_dtype, (AUTO, *FLOW_DTYPES)),
             ("vocoder_dtype", vocoder_dtype, (AUTO, *VOCODER_DTYPES)),
             ("end_of_instruction", end_of_instruction, END_OF_INSTRUCTION),
+            ("lm_backend", lm_backend, LM_BACKENDS),
         ):
             if value is not None and value not in known:
                 raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known)}")
@@ -214,6 +217,11 @@ class CosyVoice2Engine:
                 f"{model_dir} is CosyVoice-300M, which speaks piece by piece: leave profile at auto and finish at "
                 "profile"
             )
+        uses_vllm = lm_backend == "vllm"
+        if uses_vllm and self._family is not COSYVOICE2:
+            raise ConfigError(f"{model_dir} is CosyVoice-300M, which vLLM cannot run: set lm_backend to own")
+        if uses_vllm and isolation != "process":
+            raise ConfigError("vLLM changes the process that it runs in: with lm_backend vllm set isolation to process")
         tokens = CONTROL_TOKENS if self._family is COSYVOICE2 else LANGUAGE_TAGS
         for token in control_tokens:
             if token not in tokens:
@@ -221,7 +229,7 @@ class CosyVoice2Engine:
         if limits.n_slots < 1 or limits.n_ready_voices < 1:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
-        self.streams_text = self._family.flow_streams
+        self.streams_text = self._family.flow_streams and not uses_vllm
         chosen, causal_finish = profile_of(profile, device), FINISHES[finish]
         if causal_finish is not None:
             chosen = replace(chosen, causal_finish=causal_finish)
@@ -238,6 +246,7 @@ class CosyVoice2Engine:
             AheadLimits(ahead_ms),
             limits.flow_memory_mb,
             flow_steps,
+            uses_vllm,
         )
         self._isolation = isolation
         self._timeouts = timeouts
@@ -347,7 +356,8 @@ class CosyVoice2Engine:
         settings, choice = self._settings, self.choice
         file = "" if stamp is None else f"{stamp.n_bytes} {stamp.changed_ns}"
         how = (settings.device, choice.precision, settings.profile, settings.flow_steps, sorted(self._control))
-        return f"{self._model_version} {file} {how} {self._end_of_instruction}"
+        backend = " vllm" if settings.uses_vllm else ""
+        return f"{self._model_version} {file} {how} {self._end_of_instruction}{backend}"
 
     def counters(self) -> dict[str, float]:
         """What the engine has done since it started: see `counters.Counters`."""

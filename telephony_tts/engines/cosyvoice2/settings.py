@@ -13,6 +13,8 @@ PROMPT_MARK = "~"
 """With it begins the name of a voice that was made for one request. No stored voice can have such a name."""
 PROMPTS_FOLDER = ".prompts"
 """Below the folder of voices."""
+LM_BACKENDS = ("own", "vllm")
+"""What runs the language model."""
 AUTO = "auto"
 """For a precision: the fastest that this machine has, as measured (`choice`)."""
 DTYPES = ("float32", "float16", "bfloat16")
@@ -96,3 +98,5 @@ class Settings:
     """Memory of an accelerator for the flow (`SpeechModel.load`)."""
     flow_steps: int | None = None
     """Euler steps of the flow. None: as the model was published, 10."""
+    uses_vllm: bool = False
+    """vLLM is the language model, from the folder that `models convert --to vllm` wrote."""

@@ -1,4 +1,4 @@
-"""An engine's process whose first vocoder step takes long. Tests run it instead of `engine_process`."""
+"""An engine's process whose first vocoder step takes long or ends its lane. Tests run it, not `engine_process`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ STEP_S = 4.0
 
 
 def main(fd: int, how: str) -> None:
-    """`how`: "python" runs byte code all the time, "numpy" computes without the interpreter's lock."""
+    """`how`: "python" runs byte code all the time, "numpy" computes without the interpreter's lock, "fail" ends the
+    lane."""
     load = loading.load
 
     def slow_load(*args: Any) -> Any:
@@ -23,6 +24,8 @@ def main(fd: int, how: str) -> None:
         rest = [STEP_S]
 
         def slowly(*args: Any) -> Any:
+            if how == "fail":
+                raise SystemExit(1)
             end_s = time.monotonic() + (rest.pop() if rest else 0.0)
             matrix = np.ones((500, 500))
             while time.monotonic() < end_s:

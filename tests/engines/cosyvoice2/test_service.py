@@ -271,6 +271,10 @@ def test_what_cannot_be_configured(tmp_path: Path) -> None:
         CosyVoice2Engine(tmp_path, dtype="int8")
     with pytest.raises(ConfigError, match="isolation 'container'; it has process, thread"):
         CosyVoice2Engine(tmp_path, isolation="container")
+    with pytest.raises(ConfigError, match="lm_backend 'tgi'; it has own, vllm"):
+        CosyVoice2Engine(tmp_path, lm_backend="tgi")
+    with pytest.raises(ConfigError, match="with lm_backend vllm set isolation to process"):
+        CosyVoice2Engine(tmp_path, lm_backend="vllm")
     with pytest.raises(ConfigError, match="auto, default, cpu, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):

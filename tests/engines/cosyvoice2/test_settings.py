@@ -12,6 +12,7 @@ from telephony_tts.engines.cosyvoice2.settings import (
     AUTO,
     DTYPES,
     FLOW_DTYPES,
+    LM_BACKENDS,
     LM_DTYPES,
     VOCODER_DTYPES,
     Precision,
@@ -26,6 +27,7 @@ from telephony_tts.engines.cosyvoice2.settings import (
         ("flow_dtype", (AUTO, *FLOW_DTYPES)),
         ("vocoder_dtype", (AUTO, *VOCODER_DTYPES)),
         ("profile", (AUTO, *PROFILES)),
+        ("lm_backend", LM_BACKENDS),
     ],
 )
 def test_the_configuration_offers_what_the_engine_has(name: str, choices: tuple[str, ...]) -> None:

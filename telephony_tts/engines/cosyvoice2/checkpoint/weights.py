@@ -117,12 +117,15 @@ class Checkpoint:
         return path if path.is_file() else None
 
 
-def load_model_directory(path: Path, check_wanted: CheckWanted = lambda: None) -> Checkpoint:
-    """Reads a model directory. `check_wanted` is called for each tensor; its EngineError ends the loading.
+def load_model_directory(
+    path: Path, check_wanted: CheckWanted = lambda: None, *, mapped: bool = False
+) -> Checkpoint:
+    """Reads a model directory. `check_wanted` is called for each tensor; its EngineError ends the loading. `mapped`:
+    see `_read`; for a process that needs few of the weights and ends soon.
 
     Raises EngineUnavailable that lists every problem of the directory and says what to do.
     """
-    checkpoint, problems = _read(Path(path), checking=False, check_wanted=check_wanted)
+    checkpoint, problems = _read(Path(path), checking=False, check_wanted=check_wanted, mapped=mapped)
     if checkpoint is None or problems:
         raise EngineUnavailable(
             f"{path} is not a complete {family_of(Path(path)).name} model directory:\n"

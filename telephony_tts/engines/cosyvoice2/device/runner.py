@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,13 +22,14 @@ from telephony_tts.engines.cosyvoice2.device.lm_steps import CpuLmSteps, DeviceL
 from telephony_tts.engines.cosyvoice2.device.mel_stretch import MelStretch
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.device.vllm_steps import VllmLmSteps, VllmSlots
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
-from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel, PromptTables
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
 from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
@@ -116,13 +117,20 @@ class Runner:
         self.n_run_ahead = 1 if by_slot else RUN_AHEAD
         self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
-        self._lm_steps: LmSteps = CpuLmSteps(lm, cache, model.sampler)
-        if not by_slot:
+        self._lm_steps: LmSteps
+        if isinstance(cache, VllmSlots):
+            assert isinstance(lm, PromptTables)
+            self.batch_sizes, self.n_run_ahead = replace(self.batch_sizes, decode=n_slots), 1
+            self._lm_steps = VllmLmSteps(lm, cache, model.sampler)
+        elif by_slot:
+            assert isinstance(lm, LanguageModel | RelativeLm)
+            self._lm_steps = CpuLmSteps(lm, cache, model.sampler)
+        else:
             assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
             self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.graphs)
         is_int8 = lm.rows_are_exact or model.flow.decoder.estimator.is_int8
         self.idle_lanes: IdleLanes = HelpingLanes() if is_int8 else SleepingLanes()
-        self._uncut = () if isinstance(lm, LanguageModel) else (EmbeddingTable.TEXT,)
+        self._uncut = () if isinstance(lm, PromptTables) else (EmbeddingTable.TEXT,)
         """Tables whose segments are fed at once: a text encoder reads a whole text."""
 
     @property
@@ -215,8 +223,7 @@ class Runner:
             yield
         except BaseException:
             for slot, n in zip(slots, lengths, strict=True):
-                cache.data[:, :, slot, :, n:] = 0
-                cache.lengths[slot] = n
+                cache.cut(slot, n)
             sampler.n_drawn[at], sampler.recent[at] = n_drawn, recent
             raise
 

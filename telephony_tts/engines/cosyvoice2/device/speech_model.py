@@ -11,6 +11,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
+from telephony_tts.engines.cosyvoice2.device.vllm_steps import VllmSlots, start_vllm
 from telephony_tts.engines.cosyvoice2.model.config import (
     COSYVOICE_300M,
     FRAMES_PER_TOKEN,
@@ -20,9 +21,9 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow, Weights
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPrompt
 from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow
-from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel, PromptTables
 from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
-from telephony_tts.engines.cosyvoice2.model.state import TakenTensors
+from telephony_tts.engines.cosyvoice2.model.state import StateReader, TakenTensors
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
@@ -86,19 +87,15 @@ class SpeechModel:
         self,
         family: ModelFamily,
         tokenizer: ControlledBpe,
-        lm: LanguageModel | RelativeLm,
+        lm: LanguageModel | RelativeLm | PromptTables,
         flow: Flow | WholeFlow,
         vocoder: Vocoder,
         sampler: Sampler,
-        n_slots: int,
+        cache: KvCache | RelativeCache | VllmSlots,
     ) -> None:
         self.family = family
         self.tokenizer, self.lm, self.flow, self.vocoder, self.sampler = tokenizer, lm, flow, vocoder, sampler
-        self.cache: KvCache | RelativeCache
-        if isinstance(lm, RelativeLm):
-            self.cache = lm.new_cache(n_slots, MAX_POSITIONS_300M)
-        else:
-            self.cache = lm.new_cache(n_slots, MAX_POSITIONS)
+        self.cache = cache
         self.device = lm.device
 
     @classmethod
@@ -109,10 +106,12 @@ class SpeechModel:
         device: str,
         precision: Precision,
         n_slots: int,
+        uses_vllm: bool = False,
         flow_memory_mb: int | None = None,
         check_wanted: Callable[[], object] = lambda: None,
     ) -> Self:
-        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of the free memory.
+        """`uses_vllm`: vLLM is the language model, from the directory's folder `vllm`. `flow_memory_mb`: memory of an
+        accelerator for what the flow keeps; None is a share of the free memory.
         `check_wanted` is called before each tensor; what it raises ends the loading. The states of `checkpoint` are
         emptied.
 
@@ -123,16 +122,24 @@ class SpeechModel:
             return TakenTensors(state, device, getattr(torch, to), check_wanted)
 
         config, family = checkpoint.config, checkpoint.config.family
+        cache: KvCache | RelativeCache | VllmSlots
         hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are
-        lm: LanguageModel | RelativeLm
+        lm: LanguageModel | RelativeLm | PromptTables
         flow: Flow | WholeFlow
         # int8 weights are made of float32.
         lm_weights: Literal["int8"] | None = INT8 if precision.lm == INT8 else None
         lm_state = moved(checkpoint.lm, "float32" if lm_weights else precision.lm)
         if isinstance(config.lm, RelativeLmConfig):
             lm = RelativeLm.from_state(config.lm, lm_state, lm_weights)
+            cache = lm.new_cache(n_slots, MAX_POSITIONS_300M)
+        elif uses_vllm:
+            lm = PromptTables(config.lm, PromptTables.read_tables(config.lm, StateReader(lm_state)))
+            checkpoint.lm.clear()
+            folder, sampling = checkpoint.directory / "vllm", config.sampling
+            cache = start_vllm(folder, config.lm, sampling, device, precision.lm, n_slots, MAX_POSITIONS)
         else:
             lm = LanguageModel.from_state(config.lm, lm_state, lm_weights)
+            cache = lm.new_cache(n_slots, MAX_POSITIONS)
         flow_weights: Weights = INT8 if precision.flow == INT8 else "float"
         flow_state = moved(checkpoint.flow, "float32" if flow_weights == INT8 else precision.flow)
         flow_kind = WholeFlow if family is COSYVOICE_300M else Flow
@@ -151,7 +158,7 @@ class SpeechModel:
             flow,
             vocoder,
             Sampler(config.sampling, n_slots, device, family.n_speech_tokens),
-            n_slots,
+            cache,
         )
         if isinstance(flow, Flow) and model.device.type != "cpu":
             flow.use_device_pages(_flow_bytes(model.device) if flow_memory_mb is None else flow_memory_mb << 20)

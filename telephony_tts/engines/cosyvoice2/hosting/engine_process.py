@@ -15,10 +15,10 @@ import signal
 import socket
 import threading
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
-from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, lanes
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     HEADER,
     EngineReady,
@@ -31,6 +31,11 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     packed,
 )
 from telephony_tts.errors import EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.core.core import Core
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 """Well below `stall_judge.STALLED_NS`."""
@@ -110,7 +115,8 @@ def main(fd: int) -> None:
     gc.freeze()
     core, choice = engine.core, engine.choice
     loaded.append(core)
-    threads = [threading.Thread(target=core.serve, args=(lane,), daemon=True) for lane in lanes(choice.n_lanes)]
+    served = [(core, lane, channel) for lane in lanes(choice.n_lanes)]
+    threads = [threading.Thread(target=_serve, args=each, daemon=True) for each in served]
     for thread in threads:
         thread.start()
     # First the counters: the parent must not take the warm-up for the first caller's work.
@@ -126,6 +132,16 @@ def main(fd: int) -> None:
     core.close()
     # The parent waits for this process. What the lanes still compute is not needed.
     os._exit(0)
+
+
+def _serve(core: Core, lane: Lane, channel: _Channel) -> None:
+    """A lane. If it fails, the process ends, and the parent starts another one: the work of a lane has no other end."""
+    try:
+        core.serve(lane)
+    except BaseException:
+        log.exception("a lane of cosyvoice2 failed")
+        channel.flush()
+        os._exit(1)
 
 
 def _beat(channel: _Channel, loaded: list[Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.cosyvoice2.checkpoint.conversion import is_converted
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory, model_sizes
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.core import Core
@@ -66,6 +67,11 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         steps = replace(checkpoint.config.flow_decoder, n_steps=settings.flow_steps)
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, flow_decoder=steps))
     family = checkpoint.config.family
+    if settings.uses_vllm and not is_converted(name, "vllm"):
+        raise EngineUnavailable(
+            f"engines.cosyvoice2.lm_backend is vllm, and {name} has no language model in its layout, or one of other "
+            f"weights: run telephony-tts models convert --to vllm {shlex.quote(str(name))}"
+        )
     known = KnownVoices(checkpoint, settings.voice_dir)
     features = known.features
     if not features and not family.flow_streams:
@@ -83,6 +89,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         device=settings.device,
         precision=settings.precision,
         n_slots=settings.n_slots,
+        uses_vllm=settings.uses_vllm,
         flow_memory_mb=settings.flow_memory_mb,
         check_wanted=check_wanted,
     )

@@ -41,6 +41,8 @@ class LmFeed:
     """Ids that must not be drawn."""
     forced: int | None = None
     """The id to take instead of a draw. The run still happens, because later runs read its keys and values."""
+    n_banned: int = 1
+    """So many draws, this one included, have this ban, and those after them none. Only for a whole sentence."""
 
     @property
     def n_positions(self) -> int:
@@ -111,7 +113,10 @@ class SentenceDecoding:
         return (self._end,) if n_out < self.min_len else ()
 
     def next_feed(self) -> LmFeed | None:
-        return None if self._done else LmFeed(self._pending, self.banned_at(self.n_out))
+        if self._done:
+            return None
+        banned = self.banned_at(self.n_out)
+        return LmFeed(self._pending, banned, n_banned=max(1, self.min_len - self.n_out))
 
     def consume(self, drawn: int) -> int | None:
         """Ids past the end, from a device that drew ahead, are dropped."""

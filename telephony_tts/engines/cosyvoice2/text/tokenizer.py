@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from telephony_tts.errors import EngineUnavailable
 
@@ -98,6 +98,21 @@ class TextTokenizer(ControlledBpe):
             ]
         )
         super().__init__(bpe, special_ids, max(special_ids.values()) + 1)
+
+    def save(self, path: Path, more: Sequence[str]) -> None:
+        """Writes a tokenizer.json of the `tokenizers` library for other engines. It knows the special tokens and, with
+        the ids after them, the tokens in `more`. It recognises all of them in any text."""
+        saved = Tokenizer.from_str(self._bpe.to_str())
+        saved.add_special_tokens(list(SPECIAL_TOKENS))
+        saved.add_tokens([AddedToken(token, normalized=False) for token in more])
+        wanted = {**self.special_ids, **{token: self.n_ids + i for i, token in enumerate(more)}}
+        unlike = [token for token, number in wanted.items() if saved.token_to_id(token) != number]
+        if unlike:
+            raise EngineUnavailable(
+                f"the vocabulary has gaps or repeats, so that {unlike[0]} gets the id {saved.token_to_id(unlike[0])} "
+                f"instead of {wanted[unlike[0]]}: fetch the model directory again with telephony-tts models pull"
+            )
+        saved.save(str(path))
 
 
 def tokenizer_problem(directory: Path) -> str:

@@ -19,6 +19,7 @@ from service_rig import core_of, started, until
 from speaking import NEIGHBOUR, SENTENCE, n_empty
 
 from telephony_tts.engines.api import Utterance
+from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
 from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings, EngineChoice
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem, load
@@ -257,3 +258,25 @@ def test_a_loaded_engine_can_be_collected(model_dir: Path) -> None:
     del loaded
     gc.collect()
     assert model() is None and gc.get_freeze_count() <= n_frozen
+
+
+# -------------------------------------------------------------------------------- vLLM
+
+
+def test_vllm_needs_a_converted_model_of_the_same_weights(directory: Path) -> None:
+    settings = Settings(directory, uses_vllm=True)
+    run_it = f"run telephony-tts models convert --to vllm {directory}"
+    with pytest.raises(EngineUnavailable, match=run_it):
+        load(settings, lambda key, event: None)
+    convert(directory, "vllm")
+    state = torch.load(directory / "llm.pt")
+    state["llm_decoder.bias"][0] += 1
+    torch.save(state, directory / "llm.pt")
+    with pytest.raises(EngineUnavailable, match=f"or one of other weights: {run_it}"):
+        load(settings, lambda key, event: None)
+
+
+def test_without_vllm_it_says_so(directory: Path) -> None:
+    convert(directory, "vllm")
+    with pytest.raises(EngineUnavailable, match=r"vLLM cannot be imported \(No module named 'vllm'\): install it"):
+        load(Settings(directory, uses_vllm=True), lambda key, event: None)

@@ -207,3 +207,20 @@ def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(model_d
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
     used(model_dir, use, restart_wait_s=29.0)
+
+
+def test_a_process_whose_lane_has_failed_is_replaced(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its heartbeats would continue, and no step would ever be made."""
+    child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
+    monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", "sys.argv[1]), 'fail'"))
+
+    async def use(engine: CosyVoice2Engine, pid: int) -> None:
+        with pytest.raises(EngineError, match="started again") as error:
+            await speak(engine, Utterance("u", SENTENCE))
+        assert error.value.retryable
+        await until(lambda: engine.stats().is_ready and host_of(engine).pid != pid, "it is replaced")
+
+    used(model_dir, use)
+    assert "a lane of cosyvoice2 failed" in caplog.text

@@ -48,21 +48,23 @@ def test_the_whole_prompt_is_laid_out_in_order() -> None:
 
 def test_a_sentence_feeds_its_prompt_and_then_each_id() -> None:
     decoding = SentenceDecoding([1], [2, 3], [9])
-    assert decoding.next_feed() == decoding.next_feed() == LmFeed(whole_prompt([1], [2, 3], [9]), banned=(EOS,))
+    first = LmFeed(whole_prompt([1], [2, 3], [9]), banned=(EOS,), n_banned=4)
+    assert decoding.next_feed() == decoding.next_feed() == first
     assert decoding.consume(100) == 100
-    assert decoding.next_feed() == LmFeed((speech(100),), banned=(EOS,))
+    assert decoding.next_feed() == LmFeed((speech(100),), banned=(EOS,), n_banned=3)
 
 
 def test_end_of_speech_waits_for_the_shortest_length_and_speech_for_the_longest() -> None:
     decoding = SentenceDecoding([1] * 50, [2, 3, 4], [])
-    bans = []
+    bans, rests = [], []
     while not decoding.done:
         feed = decoding.next_feed()
         assert feed is not None
         bans.append(feed.banned)
+        rests.append(feed.n_banned)
         decoding.consume(5)
     assert bans == [(EOS,)] * 6 + [()] * 54
-    assert bans == [decoding.banned_at(i) for i in range(60)]
+    assert bans == [decoding.banned_at(i) for i in range(60)] and rests == [6, 5, 4, 3, 2, *[1] * 55]
     assert decoding.next_feed() is None
     assert decoding.consume(5) is None
     assert decoding.n_out == 60

@@ -145,7 +145,52 @@ def attend_batch(
     return F.scaled_dot_product_attention(_grouped(q, kv.shape[2]), keys, values, attn_mask=mask).flatten(1)
 
 
-class LanguageModel:
+class PromptTables:
+    """What makes a prompt of ids: the part of a language model that stays here if another engine runs its layers."""
+
+    def __init__(self, config: LmConfig, tables: Mapping[EmbeddingTable, Tensor]) -> None:
+        self.config = config
+        self.tables = dict(tables)
+
+    @classmethod
+    def read_tables(cls, config: LmConfig, reader: StateReader) -> dict[EmbeddingTable, Tensor]:
+        d = config.d_model
+        return {
+            EmbeddingTable.CONTROL: reader("llm_embedding.weight", 2, d),
+            EmbeddingTable.TEXT: reader(BODY + "embed_tokens.weight", config.n_text_rows, d),
+            EmbeddingTable.SPEECH: reader("speech_embedding.weight", N_SPEECH_ROWS, d),
+        }
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables[EmbeddingTable.CONTROL].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tables[EmbeddingTable.CONTROL].dtype
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
+        return False
+
+    def n_ids(self, table: EmbeddingTable) -> int:
+        """Ids of a table."""
+        return len(self.tables[table])
+
+    @torch.inference_mode()
+    def embed(self, segments: Sequence[TokenSegment]) -> Tensor:
+        """[n, D]: the segments' embeddings in order. Raises EngineError for an id that its table lacks."""
+        rows = []
+        for segment in segments:
+            table = self.tables[segment.table]
+            if any(not 0 <= item < len(table) for item in segment.ids):
+                raise EngineError(f"{segment.table.value} token outside 0 to {len(table) - 1}")
+            rows.append(F.embedding(sent(segment.ids, self.device), table))
+        return torch.cat(rows)
+
+
+class LanguageModel(PromptTables):
     """Weights and functions of them. An utterance writes to its slot of the cache only."""
 
     def __init__(
@@ -157,8 +202,7 @@ class LanguageModel:
         head: Matrix,
         head_bias: Tensor,
     ) -> None:
-        self.config = config
-        self.tables = dict(tables)
+        super().__init__(config, tables)
         self.layers = tuple(layers)
         self.norm = norm
         self.head, self.head_bias = head, head_bias
@@ -202,14 +246,9 @@ class LanguageModel:
                 down=matrix(reader(f"{mlp}.down_proj.weight", d, d_ff)),
             )
 
-        tables = {
-            EmbeddingTable.CONTROL: reader("llm_embedding.weight", 2, d),
-            EmbeddingTable.TEXT: reader(BODY + "embed_tokens.weight", config.n_text_rows, d),
-            EmbeddingTable.SPEECH: reader("speech_embedding.weight", N_SPEECH_ROWS, d),
-        }
         return cls(
             config,
-            tables,
+            cls.read_tables(config, reader),
             [layer(i) for i in range(config.n_layers)],
             reader(BODY + "norm.weight", d),
             matrix(reader("llm_decoder.weight", N_SPEECH_ROWS, d)),
@@ -217,35 +256,12 @@ class LanguageModel:
         )
 
     @property
-    def device(self) -> torch.device:
-        return self.norm.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.dtype
-
-    @property
     def rows_are_exact(self) -> bool:
         """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
         return isinstance(self.head, Int8Matrix)
 
-    def n_ids(self, table: EmbeddingTable) -> int:
-        """Ids of a table."""
-        return len(self.tables[table])
-
     def new_cache(self, n_slots: int, max_len: int) -> KvCache:
         return KvCache(self.config, n_slots, max_len, self.dtype, self.device)
-
-    @torch.inference_mode()
-    def embed(self, segments: Sequence[TokenSegment]) -> Tensor:
-        """[n, D]: the segments' embeddings in order. Raises EngineError for an id that its table lacks."""
-        rows = []
-        for segment in segments:
-            table = self.tables[segment.table]
-            if any(not 0 <= item < len(table) for item in segment.ids):
-                raise EngineError(f"{segment.table.value} token outside 0 to {len(table) - 1}")
-            rows.append(F.embedding(sent(segment.ids, self.device), table))
-        return torch.cat(rows)
 
     @torch.inference_mode()
     def embed_speech(self, ids: Tensor) -> Tensor:

@@ -57,6 +57,12 @@ class SlotCache:
         finally:
             self.lengths[slot] = 0
 
+    @torch.inference_mode()
+    def cut(self, slot: int, n: int) -> None:
+        """Forget the positions of a slot from `n` on."""
+        self.data[:, :, slot, :, n:] = 0
+        self.lengths[slot] = n
+
     def room(self, slot: int, n: int) -> int:
         """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
         if slot == self.scratch_slot:
