@@ -287,7 +287,7 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (
             b"- a\n- b\n",
             "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, twilio, plivo, "
-            "vonage, genesys, asterisk, vendors, sounds, lexicons, recordings, log), found ['a', 'b']",
+            "vonage, genesys, asterisk, vendors, sounds, lexicons, recordings, log, tracing), found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
         (b"server: !!python/object:os.system {}", "not YAML"),
