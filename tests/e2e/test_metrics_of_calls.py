@@ -105,9 +105,10 @@ def test_a_bot_that_writes_slowly_makes_no_underrun() -> None:
     async def main() -> None:
         counted = Counted(("underruns_total", {}), ("underrun_ms_count", {}))
         async with serving() as rig, rig.bot() as bot:
-            await bot.send({"type": "text", "turn": "t1", "text": "One. "})
-            await asyncio.sleep(0.6)
-            await bot.send({"type": "text", "turn": "t1", "text": "Two.", "last": True})
+            await bot.send({"type": "text", "turn": "t1", "text": "It is so. Then "})
+            await bot.event("sentence")
+            await asyncio.sleep(1.2)  # twice as long as the sentence
+            await bot.send({"type": "text", "turn": "t1", "text": "it is not.", "last": True})
             await bot.event("done")
         assert counted.grown() == [0, 0]
 
