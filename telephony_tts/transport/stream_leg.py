@@ -57,10 +57,6 @@ async def serve_stream(
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        if (why := registry.key_refusal(connection.key)) is not None:
-            metrics.REFUSED.labels(reason="key_limit").inc()
-            _refuse(connection, "key_limit", why, 4429)
-            return
         kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
         call = new_call(speech, catalog, kind, settings.find_sound, who=connection.key, settings=settings)
         mine: Call | None = call
