@@ -6,9 +6,13 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import ipaddress
+import json
 import math
+import pickle
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -31,11 +35,12 @@ from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.errors import AudioError, ConfigError, EngineError, EngineUnavailable
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
 from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.session.lexicons import CallLexicon
@@ -58,6 +63,8 @@ _MB = 1_000_000
 _SHARED_START_S = 1_800.0
 """A front waits so long for an engine that all fronts share. To time a machine and to load a model takes minutes; the
 supervisor reports an engine that cannot start."""
+_DOCTOR_S = 60.0
+"""The longest that the examination for the console may take. To import PyTorch from a cold disk takes many seconds."""
 _MOST_PROCESSES = 64
 """As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024
@@ -537,7 +544,7 @@ async def serve(
     server = Server(settings, catalog, front)
     server.registry.recordings = recordings
     voices = voice_service(config, catalog, shared)
-    server.http = http_server(server, voices)
+    server.http = http_server(server, voices, ConsoleTools(partial(findings, config), lexicons))
     watch = None
     if lexicons is not None and config.lexicons.check_s:
         watch = asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s))
@@ -587,6 +594,27 @@ async def _watch_lexicons(lexicons: LexiconFiles, check_s: float) -> None:
             await asyncio.to_thread(lexicons.reload)
         except Exception:
             _log.exception("lexicons_not_checked")  # the lexicons stay as they are, and are checked again
+
+
+async def findings(config: Config) -> list[dict[str, Any]]:
+    """What `doctor` finds beside this server, from a process of its own. Raises EngineError."""
+    doctor = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "telephony_tts.doctor", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(_DOCTOR_S):
+            told, complaint = await doctor.communicate(pickle.dumps(config))
+    except TimeoutError as error:
+        raise EngineError(f"the examination took longer than {_DOCTOR_S:.0f} s") from error
+    finally:
+        if doctor.returncode is None:
+            doctor.kill()
+            await doctor.wait()
+    if doctor.returncode:
+        _log.error("doctor_failed", why=complaint[-1000:].decode(errors="replace"))
+        raise EngineError("the examination failed; see the server's log")
+    found: list[dict[str, Any]] = json.loads(told)
+    return found
 
 
 def open_recordings(config: Config) -> Recordings | None:

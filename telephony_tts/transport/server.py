@@ -652,6 +652,10 @@ class Server:
         """Whether a request carries a token of the server, in any of the places where clients put one."""
         return any(self.settings.server.knows(key) for key in _keys_of(target, headers))
 
+    def supervises(self, target: str, headers: Headers) -> bool:
+        """Whether a request's token lets its sender listen to calls and end them."""
+        return any(self.settings.server.supervises(key) for key in _keys_of(target, headers))
+
     def lexicons_for(self, target: str, headers: Headers) -> tuple[str, ...]:
         """The names of the lexicons for the token of a request."""
         return self.settings.lexicons_for(_keys_of(target, headers)) if self.settings.token_lexicons else ()
