@@ -55,7 +55,8 @@ def main() -> None:
     if unknown := [part for part in chosen.only.split(",") if part not in PARTS]:
         flags.error(f"unknown part {unknown[0]!r}; expected some of {', '.join(PARTS)}")
     if chosen.quick:
-        chosen.turns, chosen.loads, chosen.calls, chosen.seconds, chosen.watchers, chosen.repeat = 2, 1, 2, 1.0, "0,1", 1
+        chosen.turns, chosen.loads, chosen.repeat = 2, 1, 1
+        chosen.calls, chosen.seconds, chosen.watchers = 2, 1.0, "0,1"
     results: dict[str, Any] = {"targets": {part: TARGETS[part] for part in chosen.only.split(",")}}
     if "watching" in chosen.only:
         results["watching"] = _watching(chosen)
@@ -73,7 +74,6 @@ def _in_browser(chosen: argparse.Namespace) -> dict[str, Any]:
     from browser import chromium
 
     results: dict[str, Any] = {}
-    server_core, _ = cores()
     with (
         ServerProcess("serve", ["--set", "engines.hibari.workers=1"], priority=chosen.priority) as server,
         chromium() as devtools,
@@ -109,16 +109,18 @@ async def _first_sound(devtools: str, url: str, chosen: argparse.Namespace) -> d
             " audible_first_ms: turn.audibleAt - turn.sentAt })))()"
         )
         where = await shown.evaluate(
-            "(async () => { const context = await (await import('./call.js')).audioContext(); return {"
-            " rate_hz: context.sampleRate, base_latency_ms: context.baseLatency * 1000,"
-            " output_latency_ms: context.outputLatency * 1000, browser: navigator.userAgent.match(/Chrome.[0-9.]+/)[0] } })()"
+            "(async () => { const context = await (await import('./call.js')).audioContext();"
+            " return { rate_hz: context.sampleRate, base_latency_ms: context.baseLatency * 1000,"
+            " output_latency_ms: context.outputLatency * 1000,"
+            " browser: navigator.userAgent.match(/Chrome.[0-9.]+/)[0] } })()"
         )
     first, kept = told[-1], told[:-1]  # the newest is first; the very first turn also opens the call
     names = ("network_first_ms", "server_first_ms", "output_ms", "silence_ms", "audible_first_ms")
     figures = {name: report.percentiles([each[name] for each in kept]) for name in names}
     report.table(
         "from Enter, in ms", ("part", "n", "p50", "p95", "max", "first turn"),
-        [(name, len(kept), *(figures[name].get(k, "-") for k in ("p50", "p95", "max")), round(first[name], 1)) for name in names],
+        [(name, len(kept), *(figures[name].get(k, "-") for k in ("p50", "p95", "max")), round(first[name], 1))
+         for name in names],
     )  # fmt: skip
     return {"turns": len(kept), "output": where, "first_turn": first, **figures}
 
@@ -135,9 +137,8 @@ async def _page(devtools: str, url: str, chosen: argparse.Namespace) -> dict[str
                 await shown._ask("Network.enable")
                 await shown._ask("Network.setCacheDisabled", cacheDisabled=True)
                 await shown._ask("Page.navigate", url=url)
-                paints.append(
-                    await shown.until("performance.getEntriesByName('first-contentful-paint')[0]?.startTime", within_s=30)
-                )
+                painted = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+                paints.append(await shown.until(painted, within_s=30))
         rows.append({"cpu_slowed": slowed, "first_paint_ms": report.percentiles(paints)})
     files = {file.name: file.stat().st_size for file in sorted((_CHECKOUT / "telephony_tts" / "console").iterdir())}
     report.table(
@@ -159,16 +160,21 @@ def _watching(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     report.table(
         f"{chosen.calls} calls that speak all the time",
         ("consoles", "server CPU", "late p50 ms", "p99", "max", "over 20 ms", "underruns", "snapshots"),
-        [(row["consoles"], f"{row['server_cpu_share']:.2%}", *(row["late_ms"].get(k, "-") for k in ("p50", "p99", "max")),
-          f"{row['late_over_20_ms_share']:.4%}", row["underruns"], row["snapshots"]) for row in rows],
+        [(row["consoles"], f"{row['server_cpu_share']:.2%}",
+          *(row["late_ms"].get(k, "-") for k in ("p50", "p99", "max")), f"{row['late_over_20_ms_share']:.4%}",
+          row["underruns"], row["snapshots"]) for row in rows],
     )  # fmt: skip
     return rows
 
 
 def _window(n: int, chosen: argparse.Namespace) -> dict[str, Any]:
     server_core, load_core = cores()
-    args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant", "--set", "speech.lead_ms=60")
-    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server, watchers(server.port, n) as seen:
+    settings = ("engines.default=fake", "limits.text_chars_per_s=0", "speech.lead_ms=60")
+    args = ("--instant", *(word for setting in settings for word in ("--set", setting)))
+    with (
+        ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server,
+        watchers(server.port, n) as seen,
+    ):
         spec = {
             "port": server.port, "server_pid": server.pid, "shape": "twilio", "calls": chosen.calls,
             "seconds": chosen.seconds, "warm_s": 1.5 if chosen.quick else 4.0, "inbound": True, "lead_ms": 60,

@@ -599,8 +599,9 @@ async def _watch_lexicons(lexicons: LexiconFiles, check_s: float) -> None:
 async def findings(config: Config) -> list[dict[str, Any]]:
     """What `doctor` finds beside this server, from a process of its own. Raises EngineError."""
     doctor = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "telephony_tts.doctor", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        sys.executable, "-m", "telephony_tts.doctor", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
     try:
         async with asyncio.timeout(_DOCTOR_S):
             told, complaint = await doctor.communicate(pickle.dumps(config))

@@ -135,6 +135,7 @@ export class Call {
     if (message.type === "mark" && !this.isDropping) this.speaker.port.postMessage({ mark: message.name });
     else if (message.type === "clear") {
       this.isDropping = false;
+      this.boundary = this.received;
       this.speaker.port.postMessage({ clear: true });
     }
   }

@@ -47,7 +47,7 @@ const loads = element("span", { className: "hint" });
 const hint = element("p", { className: "hint", hidden: true });
 const table = element("table", { id: "live" });
 const nobody = element("p", { className: "hint" });
-const listTitle = element("h2", {});
+const listTitle = element("h2", { hidden: true });
 const list = element("div", { id: "recordings", className: "cards" });
 const shownCall = element("div", { id: "recorded", hidden: true });
 page.append(
@@ -195,8 +195,9 @@ function stopListening() {
 
 async function loadRecordings() {
   list.replaceChildren();
-  listTitle.textContent = serverState()?.supervises ? t("recordings") : "";
-  if (!serverState()?.supervises) return;
+  listTitle.hidden = !serverState()?.supervises;
+  listTitle.textContent = t("recordings");
+  if (listTitle.hidden) return;
   try {
     const { recordings } = await read("console/api/recordings");
     list.replaceChildren(...recordings.map(cardOf));

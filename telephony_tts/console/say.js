@@ -59,7 +59,9 @@ function showOptions() {
 }
 
 // What a call is begun with: no message can take these back.
-const keyOfCall = () => JSON.stringify([field("quality").value, field("lang").value, field("seed").value]);
+const keyOfCall = () => JSON.stringify([
+  field("quality").value, field("lang").value, field("seed").value, Boolean(field("voice").value || field("engine").value),
+]);
 
 function configuration() {
   const config = { type: "config", speed: Number(field("speed").value), instruct: field("instruct").value };
@@ -399,7 +401,9 @@ function animate() {
 
 function update() {
   const turn = current();
-  for (const id of ["interrupt", "pause", "mark"]) field(id).disabled = !turn;
+  const ofTurn = ["interrupt", "pause", "mark"];
+  if (!turn && ofTurn.includes(document.activeElement?.id)) one("#say-form .main").focus({ preventScroll: true });
+  for (const id of ofTurn) field(id).disabled = !turn;
   field("pause").textContent = t(turn?.outcome === "paused" ? "resume" : "pause");
   for (const each of turns) if (!["speaking", "paused"].includes(each.outcome) && each.peaks.length) drawWave(each);
 }
@@ -430,7 +434,7 @@ field("options").addEventListener("input", showOptions);
 addEventListener("keydown", (event) => {
   if (field("say").hidden || event.ctrlKey || event.metaKey || event.altKey || one("dialog[open]")) return;
   const isTyping = event.target.matches("textarea, select, input:not([type=range])");
-  if (event.code === "Space" && !isTyping && current()) {
+  if (event.code === "Space" && !isTyping && (current() || event.repeat)) {
     event.preventDefault(); // of a button too: it would be pressed when the key comes up
     if (!event.repeat) interrupt();
   } else if (!isTyping && event.key === "/") {

@@ -1,7 +1,7 @@
 """The console: a page at `/console/` to hear and see what the server does (docs/console.md).
 
-Its files are open, as is the description of the API: they are the same for every server. All that they ask for needs the
-server's token. The page sends it in `Authorization`, or in `Sec-WebSocket-Protocol`, and never in an address.
+Its files are open, as is the description of the API: they are the same for every server. All that they ask for needs
+the server's token. The page sends it in `Authorization`, or in `Sec-WebSocket-Protocol`, and never in an address.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ _MS = 1_000_000
 
 
 class Listening:
-    """The sound of one call from `now_ns` on. `take` it often: what waits longer than ten seconds is skipped. A fault of
-    ours ends the sound and not the call: `failure` has it then."""
+    """The sound of one call from `now_ns` on. `take` it often: what waits longer than ten seconds is skipped. A fault
+    of ours ends the sound and not the call: `failure` has it then."""
 
     def __init__(self, session: Session, now_ns: int) -> None:
         self._recorder = CallRecorder(session, now_ns)

@@ -51,12 +51,12 @@ class ServerSettings:
     """The section `server`: the listening socket and who may use it. Without `tokens` everyone who reaches it may.
 
     `tokens` is the union of the file's list, the lines of `tokens_file`, TELEPHONY_TTS_TOKENS and `supervisor_tokens`,
-    with which people also listen to calls, end them and play recordings in the console. `open` allows a
-    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages
-    that may use the server, beside those of its own host and of `public_url`; "*" allows all.
+    with which people also listen to calls, end them and play recordings in the console. `open` allows a public server
+    without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages that may use the
+    server, beside those of its own host and of `public_url`; "*" allows all.
 
-    `console` serves the page `/console/`. `processes` front processes share the port; "auto" is one for each core. What they must agree on is in
-    `runtime_folder`, or in memory.
+    `processes` front processes share the port; "auto" is one for each core. What they must agree on is in
+    `runtime_folder`, or in memory. `console` serves the page `/console/`.
     """
 
     host: str = "127.0.0.1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,7 +62,8 @@ def test_every_answer_of_the_page_has_the_policy_and_no_address_of_another_serve
                 got = await ask(rig.port, "GET", f"/console/{name}")
                 policy = got.headers["content-security-policy"]
                 assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
-                assert (got.headers["x-content-type-options"], got.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+                assert got.headers["x-content-type-options"] == "nosniff"
+                assert got.headers["referrer-policy"] == "no-referrer"
                 text = got.body.decode().replace("http://www.w3.org/2000/svg", "")
                 assert "http://" not in text and "https://" not in text
 
@@ -81,7 +83,8 @@ def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "main.js/..", "nothing.js", "%00", "api/nothing"]
+    "path",
+    ["../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "main.js/..", "nothing.js", "%00", "api/nothing"],
 )
 def test_no_other_file_can_be_read(path: str) -> None:
     async def main() -> None:
@@ -175,7 +178,7 @@ def test_the_state_shows_engines_while_they_load() -> None:
             engine.go_on.set()
             await starting
             told = (await ask(rig.port, "GET", "/console/api/state")).json()
-            assert [(each["name"], each["loading"], each["ready"]) for each in told["engines"]] == [("fake", "loaded", True)]
+            assert [(e["name"], e["loading"], e["ready"]) for e in told["engines"]] == [("fake", "loaded", True)]
             assert told["ready"] and told["calls"] == 0
 
     run(main)
@@ -389,7 +392,7 @@ def test_a_recording_is_listed_drawn_and_played(tmp_path: Path) -> None:
                     await bot.event("done")
                     await bot.send({"type": "record", "action": "stop"})
                     await bot.event("recording", state="ended")
-                await until(lambda: any(tmp_path.glob("*.wav")), "the file")
+                await until(lambda: len(os.listdir(tmp_path)) > 1, "the files")
                 await asyncio.to_thread(recordings._writer.stop, 5)  # type: ignore[union-attr]
                 assert (await ask(rig.port, "GET", "/console/api/recordings", **BOT)).code == "not_supervisor"
                 (name,) = (await ask(rig.port, "GET", "/console/api/recordings", **BOSS)).json()["recordings"]
@@ -397,8 +400,7 @@ def test_a_recording_is_listed_drawn_and_played(tmp_path: Path) -> None:
                 assert drawn["call"] == "c1" and max(drawn["peaks"][1]) > 0.05 and drawn["has_sound"]
                 assert [label for _, _, label in drawn["lanes"]["sentences"]] == ["A sentence."]
                 sound = await ask(rig.port, "GET", f"/console/api/recordings/{name}/sound", **BOSS)
-                (file,) = tmp_path.glob("*.wav")
-                assert sound.body == file.read_bytes()
+                assert sound.body == await asyncio.to_thread((tmp_path / f"{name}.wav").read_bytes)
                 assert (await ask(rig.port, "GET", f"/console/api/recordings/{name}/sound", **BOT)).status == 403
         finally:
             await recordings.close()
@@ -450,12 +452,13 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
 
             listed = (await ask(rig.port, "GET", "/console/api/lexicons", **BOT)).json()
             assert listed == {"lexicons": [{"name": "brands", "entries": 1}]}
-            assert (await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOT)).json() == {"text": "SQL: sequel\n"}
+            kept = await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOT)
+            assert kept.json() == {"text": "SQL: sequel\n"}
             wanted = "SQL: sequel\nnginx: engine x\n"
             tested = (await send("POST", "check", {"text": wanted, "sentence": "Ask nginx about SQL."}, **BOT)).json()
             assert tested["spoken"] == ["Ask engine x about sequel."] and tested["problems"] == []
             assert tested["changes"] == ["nginx -> engine x", "SQL -> sequel"]
-            wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: [", "sentence": ""}, **BOT)).json()
+            wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: ["}, **BOT)).json()
             assert wrong["problems"] and "line" in wrong["problems"][-1]
             assert (await send("PUT", "brands", {"text": wanted}, **BOT)).status == 403
             assert file.read_text() == "SQL: sequel\n"
@@ -465,6 +468,6 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
             assert (await send("PUT", "brands", {"text": wanted}, **BOSS)).json() == {"entries": 2}
             assert file.read_text() == wanted and files.shelf["brands"].n_entries == 2
             assert (await send("PUT", "other", {"text": wanted}, **BOSS)).status == 404
-            assert [path.name for path in tmp_path.iterdir()] == ["brands.yaml"]
+            assert os.listdir(tmp_path) == ["brands.yaml"]
 
     run(main)

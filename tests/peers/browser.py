@@ -165,7 +165,8 @@ class Page:
     async def choose(self, selector: str, value: str) -> None:
         """Set a field, as its user does."""
         await self.evaluate(
-            f"(() => {{ const field = document.querySelector({json.dumps(selector)}); field.value = {json.dumps(value)};"
+            f"(() => {{ const field = document.querySelector({json.dumps(selector)});"
+            f"field.value = {json.dumps(value)};"
             "field.dispatchEvent(new Event('input', {bubbles: true}));"
             "field.dispatchEvent(new Event('change', {bubbles: true})); })()"
         )
@@ -189,10 +190,10 @@ class Page:
         speed = {"downloadThroughput": bytes_per_s, "uploadThroughput": bytes_per_s}
         await self._ask("Network.emulateNetworkConditions", offline=offline, latency=latency_ms, **speed)
 
-    async def screenshot(self, file: Path, *, whole: bool = True) -> None:
-        """A picture of the page, as PNG."""
-        shot = await self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
+    async def screenshot(self) -> bytes:
+        """A picture of the whole page, as PNG."""
+        shot = await self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
 
     async def heard(self) -> list[int]:
         """All that the page has played, 16-bit samples."""

@@ -62,4 +62,5 @@ async def picture(shown: Page, folder: Path | None, name: str) -> None:
     """Keep a picture of the page, if there is a folder for it."""
     if folder is not None:
         await settled(shown)
-        await shown.screenshot(folder / f"{name}.png")
+        taken = await shown.screenshot()
+        await asyncio.to_thread((folder / f"{name}.png").write_bytes, taken)

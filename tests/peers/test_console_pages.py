@@ -69,7 +69,8 @@ def test_is_it_well_shows_what_doctor_says_the_worst_first(devtools: str) -> Non
         async with with_tools() as rig, console(devtools, rig, "well") as shown:
             await shown.until("document.querySelectorAll('#findings tbody tr').length === 3")
             rows = await shown.evaluate(
-                "[...document.querySelectorAll('#findings tbody tr')].map((row) => [...row.cells].map((c) => c.innerText))"
+                "[...document.querySelectorAll('#findings tbody tr')]"
+                ".map((row) => [...row.cells].map((cell) => cell.innerText))"
             )
             assert [row[1] for row in rows] == ["sounds.folder", "py3langid", "python"]
             assert rows[0] == ["broken", "sounds.folder", "<b>no</b> such folder"]
@@ -216,9 +217,9 @@ def test_a_recorded_call_plays_with_both_sides_and_the_words(devtools: str, tmp_
             await shown.click("#recorded .story button")
             await shown.until("document.querySelector('#recorded audio').currentTime > 0.2")
             painted = await shown.evaluate(
-                "(() => { const c = document.querySelector('#recorded canvas'); const d = c.getContext('2d')"
-                ".getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0;"
-                " return n / (d.length / 4) })()"
+                "(() => { const c = document.querySelector('#recorded canvas');"
+                " const pixels = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+                " return pixels.filter((value, n) => n % 4 === 3 && value).length / (pixels.length / 4) })()"
             )
             assert painted > 0.05 and shown.complaints == []
 
@@ -323,7 +324,8 @@ def test_a_blind_comparison_hides_which_is_which_and_counts(devtools: str) -> No
             await shown.click("#vote-1")
             told = await text_of(shown, "#pair")
             assert "× 1.5" in told
-            cells = await shown.evaluate("[...document.querySelectorAll('#tally tbody td')].map((cell) => cell.innerText)")
+            row = "[...document.querySelectorAll('#tally tbody td')].map((cell) => cell.innerText)"
+            cells = await shown.evaluate(row)
             assert sorted([cells[1], cells[3]]) == ["0", "1"] and cells[4] == "0"
             chosen = await shown.evaluate("document.querySelector('#compare-state').value")
             assert ("1.5" in chosen) == (cells[3] == "1")
@@ -377,16 +379,19 @@ def test_the_page_fits_its_width(name: str, width: str, devtools: str) -> None:
     pictures = os.environ.get("CONSOLE_PICTURES")
 
     async def main() -> None:
-        async with with_tools() as rig, greeted(rig.url(call="line-1", audio="binary")) as bot:
-            async with console(devtools, rig, name) as shown:
-                await shown.resize(*WIDTHS[width], dark=False)
-                if name == "calls":
-                    await bot.say(TEXT)
-                    await shown.until("document.querySelector('#live')?.innerText.includes('speaking')")
-                await filled(shown, name)
-                wide = await shown.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-                assert wide[0] <= wide[1]
-                await picture(shown, Path(pictures) if pictures else None, f"{name}-{width}")
+        async with (
+            with_tools() as rig,
+            greeted(rig.url(call="line-1", audio="binary")) as bot,
+            console(devtools, rig, name) as shown,
+        ):
+            await shown.resize(*WIDTHS[width], dark=False)
+            if name == "calls":
+                await bot.say(TEXT)
+                await shown.until("document.querySelector('#live')?.innerText.includes('speaking')")
+            await filled(shown, name)
+            wide = await shown.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert wide[0] <= wide[1]
+            await picture(shown, Path(pictures) if pictures else None, f"{name}-{width}")
 
     run(main)
 
@@ -402,8 +407,8 @@ def test_the_page_speaks_chinese(devtools: str) -> None:
                 await shown.until(f"!document.querySelector('#{name}').hidden")
                 await settled(shown)
                 english = await shown.evaluate(
-                    f"[...document.querySelectorAll('#{name} :is(button, h1, h2, summary, th)')].map((e) => e.innerText)"
-                    ".filter((text) => /[a-z]{4}/.test(text))"
+                    f"[...document.querySelectorAll('#{name} :is(button, h1, h2, summary, th)')]"
+                    ".map((element) => element.innerText).filter((text) => /[a-z]{4}/.test(text))"
                 )
                 assert [text for text in english if text not in ("fake", "python", "py3langid", "sounds.folder")] == []
 
@@ -433,7 +438,8 @@ def test_the_page_is_light_enough_to_load(devtools: str) -> None:
                 await settled(shown)
             n_bytes = await shown.evaluate(
                 "performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))"
-                ".filter((entry) => !entry.name.includes('/api/')).reduce((sum, entry) => sum + entry.decodedBodySize, 0)"
+                ".filter((entry) => !entry.name.includes('/api/'))"
+                ".reduce((sum, entry) => sum + entry.decodedBodySize, 0)"
             )
             assert 50_000 < n_bytes < 150_000
 
