@@ -35,16 +35,27 @@ const connect = AudioNode.prototype.connect, recorders = new Map();
 AudioNode.prototype.connect = function (to, ...rest) {
   if (to instanceof AudioDestinationNode) {
     if (!recorders.has(to)) {
-      const recorder = to.context.createScriptProcessor(4096, 1, 1);
+      // Large: what a busy page does not fetch in time is lost.
+      const recorder = to.context.createScriptProcessor(16384, 1, 1);
       window.heardIn = to.context;
-      recorder.onaudioprocess = ({ inputBuffer, playbackTime }) => {
-        window.heardFrom ??= playbackTime;
+      recorder.onaudioprocess = ({ inputBuffer }) => {
         for (const sample of inputBuffer.getChannelData(0)) window.heard.push(Math.round(sample * 32768));
       };
       connect.call(recorder, to);
       recorders.set(to, recorder);
+      // When the first and the last sound was heard, on the page's clock, to a few milliseconds.
+      const meter = new AnalyserNode(to.context, { fftSize: 256 }), samples = new Float32Array(256);
+      recorder.meter = meter;
+      setInterval(() => {
+        meter.getFloatTimeDomainData(samples);
+        if (samples.some((sample) => Math.abs(sample) > 0.01)) {
+          window.firstLoudAt ??= performance.now();
+          window.lastLoudAt = performance.now();
+        }
+      }, 4);
     }
     connect.call(this, recorders.get(to));
+    connect.call(this, recorders.get(to).meter);
   }
   return connect.call(this, to, ...rest);
 };

@@ -127,7 +127,7 @@ def test_the_page_asks_for_the_token_and_no_address_has_it(devtools: str) -> Non
             await shown.until("document.querySelectorAll('#voice option').length > 1")
             await shown.write("#text", "Hello there.")
             await shown.press("Enter")
-            await shown.until("document.querySelector('.turn .heard:only-child')", within_s=15)
+            await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=15)
             addresses = await shown.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
             assert not [each for each in [*addresses, await shown.evaluate("location.href")] if "a/b" in each]
 
@@ -271,7 +271,7 @@ def test_a_broken_recording_is_told(content: bytes, devtools: str, tmp_path: Pat
         file = tmp_path / "<b>broken.wav"
         file.write_bytes(content)
         async with with_tools() as rig, console(devtools, rig, "voices") as shown:
-            await shown.until("document.querySelector('#voice-file')")
+            await shown.until("document.querySelector('#voice-file') !== null")
             await shown.upload("#voice-file", file)
             told = await shown.until("document.querySelector('#problem').innerText")
             assert "not a recording that can be read" in told
@@ -286,7 +286,7 @@ def test_a_lexicon_is_tested_and_saved(devtools: str, tmp_path: Path) -> None:
         file.write_text("SQL: sequel\n")
         tools = ConsoleTools(doctor, LexiconFiles({"brands": str(file)}))
         async with with_tools(tools) as rig, console(devtools, rig, "voices") as shown:
-            await shown.until("document.querySelector('#lexicons summary')")
+            await shown.until("document.querySelector('#lexicons summary') !== null")
             await shown.evaluate("document.querySelector('#lexicons summary').scrollIntoView()")
             await shown.click("#lexicons summary")
             await shown.until("document.querySelector('#lexicons textarea').value === 'SQL: sequel\\n'")
@@ -359,7 +359,7 @@ async def filled(shown: Page, name: str) -> None:
         await shown.press("Enter")
         await shown.until("document.querySelectorAll('.turn .heard').length > 4", within_s=15)
         await shown.press("Space")
-        await shown.until("document.querySelector('.turn .unheard')")
+        await shown.until("document.querySelector('.turn .unheard') !== null")
     elif name == "well":
         await shown.until("document.querySelectorAll('#findings tbody tr').length === 3")
     elif name == "compare":
