@@ -29,14 +29,21 @@ function encoded(codec, pcm) {
   return Int16Array.from(pcm, (sample) => Math.max(-32768, Math.min(32767, Math.round(sample * 32768))));
 }
 
-let context = null;
+let ready = null; // of the AudioContext, once its audio thread has our code
+
+async function newContext() {
+  const context = new AudioContext({ latencyHint: "interactive" });
+  await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+  return context;
+}
 
 // The page's one AudioContext. A browser lets it sound only after the user did something.
 export async function audioContext() {
-  if (!context) {
-    context = new AudioContext({ latencyHint: "interactive" });
-    await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
-  }
+  ready ??= newContext();
+  const context = await ready.catch((error) => {
+    ready = null;
+    throw error;
+  });
   if (context.state !== "running") await context.resume();
   return context;
 }

@@ -26,6 +26,7 @@ addTexts({
   stateSilent: ["silent", "静默"],
   statePaused: ["paused", "已暂停"],
   recordings: ["Recordings", "录音"],
+  cannotRecord: ["This server records nothing: set recordings.folder.", "此服务器不录音：请设置 recordings.folder。"],
   noRecordings: ["There are no recordings.", "没有录音。"],
   open: ["Open", "打开"],
   close: ["Close", "关闭"],
@@ -52,7 +53,7 @@ const list = element("div", { id: "recordings", className: "cards" });
 const shownCall = element("div", { id: "recorded", hidden: true });
 page.append(
   element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint,
-  element("div", { className: "scroll", tabIndex: 0, role: "region", "aria-labelledby": "calls-title" }, table), nobody, listTitle, list, shownCall,
+  element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "calls-title" }, table), nobody, listTitle, list, shownCall,
 );
 
 // --------------------------------------------------------------------- live
@@ -199,9 +200,9 @@ async function loadRecordings() {
   listTitle.textContent = t("recordings");
   if (listTitle.hidden) return;
   try {
-    const { recordings } = await read("console/api/recordings");
+    const { recordings, can_record } = await read("console/api/recordings");
     list.replaceChildren(...recordings.map(cardOf));
-    if (!recordings.length) list.append(element("p", { className: "hint" }, t("noRecordings")));
+    if (!recordings.length) list.append(element("p", { className: "hint" }, t(can_record ? "noRecordings" : "cannotRecord")));
   } catch (error) {
     list.replaceChildren(element("p", { className: "hint" }, error.message));
   }

@@ -4,6 +4,7 @@ const HALF_TAPS = 16;
 const FADE_S = 0.004; // a cut without it would click
 const AUDIBLE = 0.005; // -46 dBFS: below it the sound is taken for silence
 const REPORT_SAMPLES = 1024;
+const FILL_S = 0.06; // so much is there before the sound begins, or so long was waited for it
 
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
@@ -115,15 +116,22 @@ class Speaker extends AudioWorkletProcessor {
     this.offset = this.received; // samples received before the resampler's first one
     this.isIdle = true;
     this.isSilent = true;
+    this.fillUntil = null;
   }
   take(pcm) {
-    if (this.isIdle) {
+    if (this.isIdle && this.fillUntil === null) {
       this.restart();
-      this.isIdle = false;
-      this.port.postMessage({ begun: currentTime });
+      this.fillUntil = currentTime + FILL_S;
     }
     this.resampler.input.append(pcm);
     this.received += pcm.length;
+    if (this.received - this.offset >= FILL_S * this.fromHz) this.begin();
+  }
+  begin() {
+    if (!this.isIdle || this.fillUntil === null) return;
+    this.isIdle = false;
+    this.fillUntil = null;
+    this.port.postMessage({ begun: currentTime });
   }
   clear() {
     const fade = Math.round(FADE_S * sampleRate);
@@ -141,6 +149,7 @@ class Speaker extends AudioWorkletProcessor {
   }
   process(_inputs, [[left, ...others]]) {
     let isDry = false;
+    if (this.fillUntil !== null && (currentTime >= this.fillUntil || this.marks.length)) this.begin();
     for (let i = 0; i < left.length; i++) {
       if (this.isIdle) {
         left[i] = 0;

@@ -184,17 +184,18 @@ class ConsoleCalls:
 
     # --------------------------------------------------------------- recordings
 
-    def _folder(self, request: Request) -> Path:
-        need_supervisor(request)
+    @property
+    def _folder(self) -> Path | None:
+        """Where recordings are. None on a server that records nothing."""
         recordings = self._server.registry.recordings
-        if recordings is None or recordings.settings.folder is None:
-            raise TelephonyTTSError("this server records nothing: set recordings.folder", code="not_found")
-        return Path(recordings.settings.folder)
+        return None if recordings is None or recordings.settings.folder is None else Path(recordings.settings.folder)
 
     async def _recordings(self, request: Request) -> Response:
         """The recordings, the newest first."""
-        names = await asyncio.to_thread(folders.recordings_in, self._folder(request), _MOST_RECORDINGS)
-        return JSONResponse({"recordings": names}, headers=_NO_STORE)
+        need_supervisor(request)
+        folder = self._folder
+        names = [] if folder is None else await asyncio.to_thread(folders.recordings_in, folder, _MOST_RECORDINGS)
+        return JSONResponse({"recordings": names, "can_record": folder is not None}, headers=_NO_STORE)
 
     async def _recording(self, name: str, request: Request) -> Response:
         """A recording's timeline, as the page draws it."""
@@ -212,8 +213,9 @@ class ConsoleCalls:
         return FileResponse(path, media_type="audio/wav", headers=_NO_STORE)
 
     def _path(self, name: str, request: Request) -> Path:
-        folder = self._folder(request)
-        if not folders.is_recording(name):
+        need_supervisor(request)
+        folder = self._folder
+        if folder is None or not folders.is_recording(name):
             raise TelephonyTTSError(f"there is no recording {name[:100]}", code="not_found")
         return folder / f"{name}.jsonl"
 

@@ -35,27 +35,14 @@ const connect = AudioNode.prototype.connect, recorders = new Map();
 AudioNode.prototype.connect = function (to, ...rest) {
   if (to instanceof AudioDestinationNode) {
     if (!recorders.has(to)) {
-      // Large: what a busy page does not fetch in time is lost.
-      const recorder = to.context.createScriptProcessor(16384, 1, 1);
-      window.heardIn = to.context;
+      const recorder = to.context.createScriptProcessor(4096, 1, 1);
       recorder.onaudioprocess = ({ inputBuffer }) => {
         for (const sample of inputBuffer.getChannelData(0)) window.heard.push(Math.round(sample * 32768));
       };
       connect.call(recorder, to);
       recorders.set(to, recorder);
-      // When the first and the last sound was heard, on the page's clock, to a few milliseconds.
-      const meter = new AnalyserNode(to.context, { fftSize: 256 }), samples = new Float32Array(256);
-      recorder.meter = meter;
-      setInterval(() => {
-        meter.getFloatTimeDomainData(samples);
-        if (samples.some((sample) => Math.abs(sample) > 0.01)) {
-          window.firstLoudAt ??= performance.now();
-          window.lastLoudAt = performance.now();
-        }
-      }, 4);
     }
     connect.call(this, recorders.get(to));
-    connect.call(this, recorders.get(to).meter);
   }
   return connect.call(this, to, ...rest);
 };
@@ -123,14 +110,14 @@ class Page:
         self.complaints: list[str] = []
         """What the browser's console has of errors: of scripts, of the security policy, of requests."""
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, hear: str) -> None:
         self._target = (await self._ask("Target.createTarget", url="about:blank"))["targetId"]
         attached = await self._ask("Target.attachToTarget", targetId=self._target, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
         await self._ask("Page.enable")
         await self._ask("Runtime.enable")
         await self._ask("Log.enable")
-        await self._ask("Page.addScriptToEvaluateOnNewDocument", source=_HEAR)
+        await self._ask("Page.addScriptToEvaluateOnNewDocument", source=hear)
         await self._ask("Page.navigate", url=url)
         await self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
 
@@ -153,7 +140,10 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """With the mouse: a page may make sound only after a click of its user."""
-        box = await self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        found = f"document.querySelector({json.dumps(selector)})"
+        box = await self.evaluate(
+            f"({found}.scrollIntoView({{block: 'nearest'}}), {found}.getBoundingClientRect().toJSON())"
+        )
         at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
         await self._ask("Input.dispatchMouseEvent", type="mousePressed", **at)
         await self._ask("Input.dispatchMouseEvent", type="mouseReleased", **at)
@@ -235,11 +225,11 @@ class Page:
 
 
 @asynccontextmanager
-async def page(devtools: str, url: str) -> AsyncIterator[Page]:
-    """A new page of the browser at `devtools`, when it is loaded."""
+async def page(devtools: str, url: str, hear: str = _HEAR) -> AsyncIterator[Page]:
+    """A new page of the browser at `devtools`, when it is loaded. The script `hear` runs first."""
     async with connect(devtools, proxy=None, max_size=None, compression=None) as socket:
         opened = Page(socket)
-        await opened.open(url)
+        await opened.open(url, hear)
         try:
             yield opened
         finally:

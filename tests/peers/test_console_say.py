@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soxr
 from browser import Page, chromium
-from console_page import console
+from console_page import console, recorder_served
 from rig import Tones, delayed_correlation, run, serving, until
 
 from telephony_tts import offline
@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 TEXT = "Hello, this is your bank. Your balance is forty two dollars and fifty cents today."
 LONG = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
+FINE_HZ = 48_000
+"""Both sides are compared at this rate: at 8 kHz half a sample of delay would change much."""
 LOUD = 300
 """A sample louder than this, of 32768, is sound."""
 _OVER = "document.querySelector('.turn .unheard, .turn .heard:only-child') !== null"
@@ -34,7 +36,7 @@ _OVER = "document.querySelector('.turn .unheard, .turn .heard:only-child') !== n
 
 @pytest.fixture(scope="module")
 def devtools() -> Iterator[str]:
-    with chromium() as address:
+    with chromium() as address, recorder_served():
         yield address
 
 
@@ -54,15 +56,18 @@ async def turn(shown: Page) -> dict[str, str]:
     return told
 
 
-async def sound_in(shown: Page, rate_hz: int) -> np.ndarray[Any, Any]:
-    """All that the page has sent to the loudspeaker, at this rate."""
-    context_hz = await shown.evaluate("window.heardIn.sampleRate")
-    whole = np.array(await shown.heard(), np.float32)
-    return np.rint(soxr.resample(whole, context_hz, rate_hz, "HQ")).astype(np.int16)
+async def sound_in(shown: Page) -> np.ndarray[Any, Any]:
+    """All that the page has sent to the loudspeaker, at FINE_HZ."""
+    return fine(np.array(await shown.heard()), await shown.evaluate("window.heardIn.sampleRate"))
+
+
+def fine(pcm: np.ndarray[Any, Any], rate_hz: int) -> np.ndarray[Any, Any]:
+    """The same at FINE_HZ."""
+    return np.rint(soxr.resample(pcm.astype(np.float32), rate_hz, FINE_HZ, "HQ")).clip(-32768, 32767).astype(np.int16)
 
 
 async def said(text: str, rate_hz: int = 8000, codec: str = "ulaw") -> np.ndarray[Any, Any]:
-    """What `telephony-tts say` writes for the text."""
+    """What `telephony-tts say` writes for the text, at FINE_HZ."""
     frames: list[bytes] = []
     catalog = Catalog([FakeEngine()])
     await catalog.start()
@@ -72,7 +77,7 @@ async def said(text: str, rate_hz: int = 8000, codec: str = "ulaw") -> np.ndarra
     finally:
         await catalog.close()
     whole = b"".join(frames)
-    return decode_ulaw(whole) if codec == "ulaw" else np.frombuffer(whole, "<i2")
+    return fine(decode_ulaw(whole) if codec == "ulaw" else np.frombuffer(whole, "<i2"), rate_hz)
 
 
 def from_first_sound(pcm: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -87,8 +92,8 @@ def test_what_the_page_plays_is_what_say_writes(devtools: str, quality: str, cod
             await type_and_enter(shown, TEXT)
             await shown.until(_OVER, within_s=20)
             wanted = from_first_sound(await said(TEXT, rate_hz, codec))
-            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / rate_hz + 1.5}", 20)
-            heard = from_first_sound(await sound_in(shown, rate_hz))
+            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / FINE_HZ + 1.5}", 20)
+            heard = from_first_sound(await sound_in(shown))
             assert delayed_correlation(heard, wanted) >= 0.99
             told = await turn(shown)
             assert (told["heard"], told["pale"]) == (TEXT, "") and "first sound after" in told["foot"]
@@ -101,7 +106,8 @@ def test_the_space_bar_brings_silence_within_100_ms_and_the_unheard_words_are_pa
     async def main() -> None:
         async with serving(Tones(speed=4.0)) as rig, console(devtools, rig) as shown:
             await shown.evaluate(
-                "addEventListener('keydown', (e) => { if (e.code === 'Space') window.pressedAt = performance.now() }, true)"
+                "addEventListener('keydown', (e) => { if (e.code === 'Space') window.pressedAt = heardIn.currentTime },"
+                " true)"
             )
             await type_and_enter(shown, LONG)
             await shown.until("document.querySelectorAll('.turn .heard').length > 3", within_s=15)
@@ -110,12 +116,15 @@ def test_the_space_bar_brings_silence_within_100_ms_and_the_unheard_words_are_pa
             await asyncio.sleep(0.6)
             told = await turn(shown)
             assert told["heard"] + told["pale"] == LONG and told["heard"] and told["pale"]
-            first_ms, last_ms, pressed_ms = await shown.evaluate("[firstLoudAt, lastLoudAt, pressedAt]")
-            assert 0 < last_ms - first_ms and last_ms - pressed_ms < 100
+            # All on the clock of the AudioContext, which does not go on when the machine is too busy to play.
+            loud = np.flatnonzero(np.abs(np.array(await shown.heard())) > LOUD)
+            from_s, rate_hz, pressed_s = await shown.evaluate("[heardFrom, heardIn.sampleRate, pressedAt]")
+            first_s, last_s = from_s + loud[0] / rate_hz, from_s + loud[-1] / rate_hz
+            assert -0.5 < last_s - pressed_s < 0.1
             events = await shown.evaluate("[...document.querySelectorAll('#events li')].map((e) => e.textContent)")
             (over,) = [json.loads(e.split("cleared  ", 1)[1]) for e in events if "cleared  " in e]
             assert over["basis"] == "client" and over["reason"] == "clear"
-            assert abs(over["heard_ms"] - (last_ms - first_ms)) < 150
+            assert abs(over["heard_ms"] - (last_s - first_s) * 1000) < 100
             assert rig.engine.n_live == 0  # type: ignore[attr-defined]
 
     run(main)
@@ -136,8 +145,8 @@ def test_the_next_text_after_an_interruption_is_heard_whole(devtools: str) -> No
             await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=20)
             assert (await turn(shown))["heard"] == TEXT
             wanted = from_first_sound(await said(TEXT))
-            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / 8000 + 1}", 20)
-            assert delayed_correlation(from_first_sound(await sound_in(shown, 8000)), wanted) >= 0.99
+            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / FINE_HZ + 1}", 20)
+            assert delayed_correlation(from_first_sound(await sound_in(shown)), wanted) >= 0.99
 
     run(main)
 
@@ -213,7 +222,7 @@ def test_speaking_into_the_microphone_interrupts(speech_file: Path) -> None:
 
     flags = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream",
              f"--use-file-for-fake-audio-capture={speech_file}%noloop")  # fmt: skip
-    with chromium(*flags) as devtools:
+    with chromium(*flags) as devtools, recorder_served():
         run(lambda: main(devtools))
 
 
