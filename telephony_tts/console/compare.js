@@ -12,7 +12,7 @@ addTexts({
   play: ["Play {0}", "播放 {0}"],
   better: ["{0} is better", "{0} 更好"],
   same: ["No difference", "没有区别"],
-  rounds: ["{0} rounds", "{0} 轮"],
+  rounds: ["rounds: {0}", "轮数：{0}"],
   was: ["It was {0}.", "它是 {0}。"],
   noPreference: ["No preference.", "没有偏好。"],
   wins: ["chosen", "被选次数"],

@@ -60,7 +60,7 @@ const TEXTS = {
   figures: ["Figures", "数据"],
   figure: ["Figure, ms", "指标（毫秒）"],
   thisTurn: ["this turn", "本轮"],
-  ofTurns: ["last {0} turns", "最近 {0} 轮"],
+  ofTurns: ["turns: {0}", "轮数：{0}"],
   happened: ["What happened", "发生了什么"],
   stageText: ["text complete → sentence", "文本 → 句子"],
   stageQueue: ["queue", "排队"],

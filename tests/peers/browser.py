@@ -192,8 +192,8 @@ class Page:
         await self._ask("Network.emulateNetworkConditions", offline=offline, latency=latency_ms, **speed)
 
     async def screenshot(self) -> bytes:
-        """A picture of the whole page, as PNG."""
-        shot = await self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        """A picture of the whole page, as WebP."""
+        shot = await self._ask("Page.captureScreenshot", format="webp", quality=60, captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
     async def heard(self) -> list[int]:

@@ -124,4 +124,4 @@ async def picture(shown: Page, folder: Path | None, name: str) -> None:
     if folder is not None:
         await settled(shown)
         taken = await shown.screenshot()
-        await asyncio.to_thread((folder / f"{name}.png").write_bytes, taken)
+        await asyncio.to_thread((folder / f"{name}.webp").write_bytes, taken)
