@@ -66,6 +66,7 @@ const TEXTS = {
   stageQueue: ["queue", "排队"],
   stageEngine: ["engine → first audio", "引擎 → 首个音频"],
   stageFrame: ["first frame sent", "首帧发出"],
+  stageServer: ["the server, to its first frame", "服务器到首帧"],
   stageNetwork: ["network and browser", "网络与浏览器"],
   stageOutput: ["decoding and output", "解码与输出"],
   stageSilence: ["silence before the sound", "出声前的静音"],

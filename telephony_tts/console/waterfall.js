@@ -3,32 +3,33 @@
 import { element, one, save } from "./server.js";
 import { t } from "./texts.js";
 
-const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageNetwork", "stageOutput", "stageSilence"];
+const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageServer", "stageNetwork", "stageOutput", "stageSilence"];
+const COLOURS = { stageText: 0, stageQueue: 1, stageEngine: 2, stageFrame: 3, stageServer: 3, stageNetwork: 4, stageOutput: 5, stageSilence: 6 };
 
 // The stages from the text to the first sound that is heard: [name, begin, length] in ms since the text was sent.
 export function stages(turn) {
-  const latency = turn.latency ?? {};
-  const first = latency.first_audio_ms ?? turn.firstAudioMs;
+  const first = turn.latency?.first_audio_ms ?? turn.firstAudioMs;
   if (first === null || first === undefined || turn.firstFrameAt === null) return [];
-  const queue = latency.queue_ms ?? 0;
-  const engine = latency.first_pcm_ms ?? 0;
-  const text = latency.text_to_sentence_ms ?? 0;
   const arrived = turn.firstFrameAt - turn.sentAt;
   const begun = Math.max(arrived, (turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
   const audible = Math.max(begun, (turn.audibleAt ?? turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
+  // Only a turn that was heard to its end comes with the parts of the server's time.
+  const { text_to_sentence_ms: text = 0, queue_ms: queue = 0, first_pcm_ms: engine = 0 } = turn.latency ?? {};
+  const server = turn.latency
+    ? [["stageText", text], ["stageQueue", queue], ["stageEngine", engine], ["stageFrame", Math.max(0, first - queue - engine)]]
+    : [["stageServer", first]];
   const lengths = [
-    text, queue, engine, Math.max(0, first - queue - engine), Math.max(0, arrived - text - first), begun - arrived, audible - begun,
+    ...server, ["stageNetwork", Math.max(0, arrived - text - first)], ["stageOutput", begun - arrived], ["stageSilence", audible - begun],
   ];
   let at = 0;
-  return STAGES.map((name, n) => {
-    const stage = [name, at, lengths[n]];
-    at += lengths[n];
-    return stage;
+  return lengths.map(([name, length]) => {
+    at += length;
+    return [name, at - length, length];
   });
 }
 
 const FIGURES = {
-  ...Object.fromEntries(STAGES.map((name, n) => [name, (turn) => stages(turn)[n]?.[2]])),
+  ...Object.fromEntries(STAGES.map((name) => [name, (turn) => stages(turn).find(([each]) => each === name)?.[2]])),
   networkFirst: (turn) => (turn.firstFrameAt === null ? undefined : turn.firstFrameAt - turn.sentAt),
   audibleFirst: (turn) => (turn.audibleAt === null ? undefined : turn.audibleAt - turn.sentAt),
   heardFor: (turn) => turn.heardMs,
@@ -58,8 +59,9 @@ export function showTurn(turn, turns) {
   drawBars(turn);
   const over = turns.filter((each) => each.endedAt !== null);
   const head = ["figure", "thisTurn"].map((key) => t(key)).concat("p50", "p95");
-  const rows = Object.entries(FIGURES).map(([name, figure]) => {
+  const rows = Object.entries(FIGURES).flatMap(([name, figure]) => {
     const values = over.map(figure);
+    if (name === "stageServer" && turn.latency && !values.some((value) => value !== undefined)) return [];
     const cells = [figure(turn), percentile(values, 0.5), percentile(values, 0.95)];
     return element("tr", {}, element("th", { scope: "row" }, t(name)), ...cells.map((cell) => element("td", { className: "n" }, shown(name, cell))));
   });
@@ -95,7 +97,7 @@ function drawBars(turn) {
     pen.fillStyle = ink;
     pen.textAlign = "left";
     pen.fillText(t(name), 0, y, names - 10 * ratio);
-    pen.fillStyle = colour(`--s${n}`);
+    pen.fillStyle = colour(`--s${COLOURS[name]}`);
     pen.fillRect(names + begin * scale, y - 7 * ratio, Math.max(length * scale, 2 * ratio), 14 * ratio);
     pen.fillStyle = ink;
     pen.fillText(length.toFixed(1), names + (begin + length) * scale + 6 * ratio, y);
