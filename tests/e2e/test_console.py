@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_peer import HttpPeer, ask, http_peer
+from http_peer import Answer, HttpPeer, ask, http_peer
 from media_peer import START, leg
 from rig import Rig, Tones, delayed_correlation, greeted, rendering, run, serving, until
+from served import process
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -224,6 +225,23 @@ def test_an_examination_that_fails_is_told() -> None:
             assert (got.status, got.json()["error"]["message"]) == (500, "the examination failed")
 
     run(main)
+
+
+def test_a_real_server_is_examined_from_beside(tmp_path: Path) -> None:
+    """Its tokens go to the process that examines it, and no further."""
+    flags = ("--set", "server.tokens=[open-sesame]", "--set", f"sounds.folder={tmp_path}")
+
+    async def examined(port: int) -> Answer:
+        async with http_peer(port) as peer:
+            await peer.send("GET", "/console/api/doctor", Authorization="Bearer open-sesame")
+            return await peer.answer(within_s=60)  # it imports PyTorch
+
+    with process(*flags) as (_, port):
+        got = asyncio.run(examined(port))
+    found = {each["what"]: (each["state"], each["detail"]) for each in got.json()["findings"]}
+    assert found["numpy"][0] == "ok" and found["sounds.folder"] == ("ok", str(tmp_path))
+    assert found["server"] == ("ok", "asks for a token") and found["barge-in by voice"][0] == "ok"
+    assert "speech" not in found and b"open-sesame" not in got.body
 
 
 # ------------------------------------------------------------------ live calls
