@@ -31,8 +31,10 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
     is_tls, has_tokens = server.tls.cert is not None, settings.needs_token
     say = shlex.join([*program(), "say", "Hello there.", "hello.wav", *speech_flags])
     processes = f"{served.n_processes} processes, " if served.n_processes > 1 else ""
+    page = [f"Type, hear and interrupt in a browser: http{served.address[2:]}/console/"] if server.console else []
     lines = [
         "",
+        *page,
         f"{PROGRAM} {version} is ready at {served.address}, {processes}voice {voice.engine}/{voice.name}",
         "",
         f"In another terminal, type a sentence and get {_frames(settings)} frames:",

@@ -6,10 +6,14 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import ipaddress
+import json
 import math
+import pickle
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +43,7 @@ from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.errors import AudioError, ConfigError, EngineError, EngineUnavailable
 from telephony_tts.experiments.arms import Experiment
 from telephony_tts.experiments.experiment_file import ExperimentReader
 from telephony_tts.experiments.running import voices_of
@@ -47,6 +51,7 @@ from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
 from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.keys.key import Key, KeyRing
 from telephony_tts.keys.key_file import read_keys
 from telephony_tts.lexicon_files import LexiconFiles
@@ -78,6 +83,8 @@ _LAST_SPANS_S = 5.0
 _SHARED_START_S = 1_800.0
 """A front waits so long for an engine that all fronts share. To time a machine and to load a model takes minutes; the
 supervisor reports an engine that cannot start."""
+_DOCTOR_S = 60.0
+"""The longest that the examination for the console may take. To import PyTorch from a cold disk takes many seconds."""
 _MOST_PROCESSES = 64
 """As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024
@@ -550,7 +557,7 @@ def transport_settings(
         find_sound=SoundStore(config.sounds).find,
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
         key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
-        keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s),
+        keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s, server.supervisor_tokens),
         owners=None if (folder := voice_directory(config)) is None else VoiceRecords(VoiceFolder(folder)),
         tls=None if server.tls.cert is None else _tls(server.tls),
     )
@@ -683,7 +690,7 @@ async def serve(
     server.registry.recordings = recordings
     tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
-    server.http = http_server(server, voices)
+    server.http = http_server(server, voices, ConsoleTools(partial(findings, config), lexicons))
     disks = asyncio.create_task(_watch_disks(config), name="watch disks")
     reloads = Reloads()
     if lexicons is not None:
@@ -831,6 +838,28 @@ async def _close_tracing(tracing: TurnTracing) -> None:
     if late:
         _log.warning("spans_lost", why=f"tracing.endpoint did not take the last spans within {_LAST_SPANS_S:g} s")
     pool.shutdown(wait=False)
+
+
+async def findings(config: Config) -> list[dict[str, Any]]:
+    """What `doctor` finds beside this server, from a process of its own. Raises EngineError."""
+    doctor = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "telephony_tts.doctor", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_DOCTOR_S):
+            told, complaint = await doctor.communicate(pickle.dumps(config))
+    except TimeoutError as error:
+        raise EngineError(f"the examination took longer than {_DOCTOR_S:.0f} s") from error
+    finally:
+        if doctor.returncode is None:
+            doctor.kill()
+            await doctor.wait()
+    if doctor.returncode:
+        _log.error("doctor_failed", why=complaint[-1000:].decode(errors="replace"))
+        raise EngineError("the examination failed; see the server's log")
+    found: list[dict[str, Any]] = json.loads(told)
+    return found
 
 
 def open_recordings(config: Config) -> Recordings | None:

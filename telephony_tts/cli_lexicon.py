@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from telephony_tts.errors import ConfigError
 
 if TYPE_CHECKING:
     from telephony_tts.session.lexicons import CallLexicon
-    from telephony_tts.text.normalizer import SpokenSpan
 
 EXAMPLES = """examples:
   telephony-tts lexicon check brands.yaml cities.yaml
@@ -79,7 +78,7 @@ def _say(arguments: argparse.Namespace) -> int:
     """Prints each sentence as the engine gets it, and below it what a lexicon changed."""
     from telephony_tts import app, config
     from telephony_tts.text.normalizer import detect_lang
-    from telephony_tts.text.rewriting import spoken_spans
+    from telephony_tts.text.rewriting import spoken_spans, told_changes
     from telephony_tts.text.segmenter import Segmenter
 
     settings = load(config.load, arguments, {"speech.voice": "--voice", "speech.lang": "--lang"})
@@ -92,13 +91,7 @@ def _say(arguments: argparse.Namespace) -> int:
         readings = lexicon.readings(sentence.text, lang, speech.voice) if lexicon is not None else ()
         spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings)
         print("".join(span.spoken for span in spans).strip())
-        for line in _changes(sentence.text, spans):
+        for line in told_changes(sentence.text, spans):
             print(f"  {line}")
     return 0
 
-
-def _changes(text: str, spans: list[SpokenSpan]) -> Iterator[str]:
-    for span in spans:
-        if span.is_reading:
-            sound = "" if span.sounds is None else f" [{span.sounds[0]} {span.sounds[1]}]"
-            yield f"{text[span.start : span.end]} -> {span.spoken.strip()}{sound}"

@@ -458,6 +458,7 @@ def _beside(folder: Path, value: str) -> str:
 
 def _gather_tokens(server: ServerSettings, environ: Mapping[str, str], problems: list[str]) -> tuple[str, ...]:
     found = [("server.tokens", token) for token in server.tokens]
+    found += [("server.supervisor_tokens", token) for token in server.supervisor_tokens]
     if server.tokens_file is not None:
         try:
             lines = Path(server.tokens_file).read_text(encoding="utf-8").splitlines()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import json
 import os
+import pickle
 import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
@@ -25,14 +29,48 @@ DRIVER_S = 10.0
 """Time limit for the driver to report its version; it may have to wake the GPUs."""
 
 
+class Finding(NamedTuple):
+    """What is known of one part: `state` is ok, missing, broken, warning or in use."""
+
+    state: str
+    what: str
+    detail: str
+    stops_serve: bool = False
+    """Whether `serve` would not start."""
+
+
 def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     """Print a line for each part: ok, missing (with the remedy) or broken. Returns 1 if `serve` would not start."""
     failed = False
 
-    def line(state: str, what: str, detail: str) -> None:
-        print(f"{state:<8} {what:<22} {detail}")
+    def show(findings: Iterable[Finding]) -> None:
+        nonlocal failed
+        for state, what, detail, stops_serve in findings:
+            print(f"{state:<8} {what:<22} {detail}")
+            failed = failed or stops_serve
 
-    line("ok", "python", platform.python_version())
+    show(_packages())
+    try:
+        settings = config.load(config_path, overrides)
+    except ConfigError as error:
+        show([Finding("broken", "configuration", error.message, True)])
+        return 1
+    show([Finding("ok", "configuration", config_path or "defaults")])
+    show(_parts(settings))
+    show([_speech(settings), Finding(*_port_state(settings.server.host, settings.server.port))])
+    npx = shutil.which("npx")
+    detail = npx or "only to type into the server: apt-get install npm"
+    show([Finding("ok" if npx else "missing", "npx (wscat)", detail)])
+    return 1 if failed else 0
+
+
+def findings_beside_server(settings: config.Config) -> list[Finding]:
+    """What `examine` finds, for a server that runs: it speaks itself, and has the port. Nothing is timed."""
+    return [*_packages(), *_parts(settings, is_running=True)]
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("ok", "python", platform.python_version())
     for package, extra, use in (
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
@@ -47,41 +85,36 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):
         try:
-            line("ok", package, importlib.metadata.version(package))
+            yield Finding("ok", package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             if extra:
-                line("missing", package, f"{use}: pip install -e '.[{extra}]' in the checkout")
+                yield Finding("missing", package, f"{use}: pip install -e '.[{extra}]' in the checkout")
             else:
-                failed = failed or package != "uvloop"
-                line("missing", package, "pip install telephony-tts")
-    try:
-        settings = config.load(config_path, overrides)
-        line("ok", "configuration", config_path or "defaults")
-    except ConfigError as error:
-        line("broken", "configuration", error.message)
-        return 1
+                yield Finding("missing", package, "pip install telephony-tts", package != "uvloop")
+
+
+def _parts(settings: config.Config, *, is_running: bool = False) -> Iterator[Finding]:
+    """The parts that the settings name, but for the speech and the port."""
     state, what, detail = _server(settings)
-    line(state, what, detail)
-    failed = failed or state == "broken"
-    for state, what, detail in (*_processes(settings), *_folders(settings)):
-        line(state, what, detail)
-        failed = failed or (state == "broken" and what != "sounds.folder")
-    for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
-        line(state, what, detail)
+    yield Finding(state, what, detail, state == "broken")
+    if not is_running:
+        for state, what, detail in _processes(settings):
+            yield Finding(state, what, detail, state == "broken")
+    for state, what, detail in _folders(settings):
+        yield Finding(state, what, detail, state == "broken" and what != "sounds.folder")
+    yield from (Finding(*found) for found in _gpus(settings.engines.cosyvoice2.device))
+    yield from (Finding(*found) for found in _cosyvoice2(settings, is_running=is_running))
     state, what, detail = _barge_in(settings.barge_in.enabled)
-    line(state, what, detail)
-    failed = failed or (state == "broken" and settings.barge_in.enabled)
+    yield Finding(state, what, detail, state == "broken" and settings.barge_in.enabled)
+
+
+def _speech(settings: config.Config) -> Finding:
     try:
         catalog = app.build_catalog(_without_phrases(settings))
         spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
-        line("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
     except TelephonyTTSError as error:
-        line("broken", "speech", error.message)
-        failed = True
-    line(*_port_state(settings.server.host, settings.server.port))
-    npx = shutil.which("npx")
-    line("ok" if npx else "missing", "npx (wscat)", npx or "only to type into the server: apt-get install npm")
-    return 1 if failed else 0
+        return Finding("broken", "speech", error.message, True)
+    return Finding("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
 
 
 def _server(settings: config.Config) -> tuple[str, str, str]:
@@ -179,8 +212,9 @@ def _driver() -> str | None:
     return told[0] if told else None
 
 
-def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
-    """The configured model directory and its voices. Whether it speaks is tried with all engines."""
+def _cosyvoice2(settings: config.Config, *, is_running: bool = False) -> Iterator[tuple[str, str, str]]:
+    """The configured model directory and its voices. Whether it speaks is tried with all engines. An engine that
+    `is_running` has timed the machine."""
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
@@ -214,7 +248,8 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         yield "missing", "cosyvoice2 voices", how_to_add_a_voice(Path(model), directory)
     else:
         yield "missing", "cosyvoice2 voices", f"{SPEAKERS_FILE} has no speaker: take the one of CosyVoice-300M-SFT"
-    yield from _cosyvoice2_speed(settings)
+    if not is_running:
+        yield from _cosyvoice2_speed(settings)
 
 
 def _cosyvoice2_speed(settings: config.Config) -> Iterator[tuple[str, str, str]]:
@@ -263,3 +298,16 @@ def _port_state(host: str, port: int) -> tuple[str, str, str]:
             return "ok", f"port {port}", f"free on {host}"
     except OSError as error:
         return "in use", f"port {port}", f"{error.strerror} on {host}: is the server running already?"
+
+
+def main() -> None:
+    """The program beside a running server: reads its configuration, pickled, and writes the findings as JSON. It is a
+    process of its own, because some packages take seconds to import."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+    settings = pickle.load(sys.stdin.buffer)
+    json.dump([found._asdict() for found in findings_beside_server(settings)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

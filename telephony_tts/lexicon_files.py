@@ -7,6 +7,7 @@ of Chinese characters that are read otherwise in some words, from pypinyin.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,29 @@ class LexiconFiles:
             self.shelf[name] = lexicon
             metrics.LEXICON_RELOADS.labels(outcome="loaded").inc()
             _log.info("lexicon_loaded", lexicon=name, entries=lexicon.n_entries)
+
+    def text(self, name: str) -> str:
+        """The content of a lexicon's file. Raises ConfigError."""
+        try:
+            return self._files[name].read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._files[name]}: cannot be read: {error}") from error
+
+    def save(self, name: str, text: str) -> int:
+        """Write a lexicon's file, and use it from now on. Returns the number of entries. Raises ConfigError, and then
+        nothing is written."""
+        path = self._files[name]
+        lexicon = compiled(parse(text, name), name)
+        part = path.with_name(f"{path.name}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self._seen[name] = file_state(path)
+        self.shelf[name] = lexicon
+        return lexicon.n_entries
 
 
 def load(path: Path) -> Lexicon:

@@ -402,6 +402,9 @@ SYNTHESIS_RTF = Histogram(
 
 # ------------------------------------------------------------------- recordings
 
+CONSOLE_WATCHERS = Gauge(
+    "telephony_tts_console_watchers", "Pages of the console that watch the calls or listen to one.", registry=REGISTRY
+)
 RECORDINGS_LIVE = Gauge("telephony_tts_recordings_live", "Calls that are being recorded.", registry=REGISTRY)
 RECORDINGS = Counter("telephony_tts_recordings_total", "Recordings ended, by reason.", ["reason"], registry=REGISTRY)
 RECORDED_BYTES = Counter("telephony_tts_recorded_bytes_total", "Bytes of recordings written.", registry=REGISTRY)

@@ -27,5 +27,6 @@ def transport_settings(**values: Any) -> TransportSettings:
         else:
             raise TypeError(f"the transport has no setting {name}")
     if "keys" not in values:
-        settings = replace(settings, keys=KeyRing(settings.server.tokens))
+        server = settings.server
+        settings = replace(settings, keys=KeyRing(server.tokens, supervisor_tokens=server.supervisor_tokens))
     return settings

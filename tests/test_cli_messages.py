@@ -292,6 +292,13 @@ def announced(flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     return capsys.readouterr().out
 
 
+def test_a_server_without_the_console_does_not_announce_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = announced(["--set", "server.console=false"], monkeypatch, capsys)
+    assert "/console/" not in shown and "is ready at" in shown.strip().splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("flags", "voice"),
     [
@@ -309,6 +316,7 @@ def test_the_announced_command_speaks_with_the_voice_of_a_call(
 ) -> None:
     shown = announced(flags, monkeypatch, capsys)
     assert f"is ready at ws://127.0.0.1:8080, voice {voice}\n" in shown
+    assert shown.lstrip().startswith("Type, hear and interrupt in a browser: http://127.0.0.1:8080/console/\n")
     (line,) = [line for line in shown.splitlines() if " say " in line]
     started = [sys.executable, "-m", "telephony_tts.cli"]  # tests/e2e has the installed program
     assert shlex.split(line) == [*started, "say", "Hello there.", "hello.wav", *flags]

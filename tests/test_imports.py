@@ -134,13 +134,14 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
-        "errors clock logs metrics engines.api session audio wire transport keys.key",
+        "errors clock logs metrics engines.api session audio wire transport keys.key recording lexicon_files text",
         "anyio fastapi starlette uvicorn h11 pydantic websockets numpy",
     ),
     # The pure part decides what is recorded; writer, folder and live write it, and the others read it.
     "telephony_tts.recording": row("errors audio wire session", "numpy", TASKS | IO),
     "telephony_tts.recording.settings": row("schema", not_stdlib=TASKS | IO),
     "telephony_tts.recording.folder": row("errors", not_stdlib=TASKS),
+    "telephony_tts.recording.listening": row("session wire", not_stdlib=TASKS | IO),
     "telephony_tts.recording.writer": row("clock logs metrics"),
     "telephony_tts.recording.live": row("clock logs metrics session wire"),
     "telephony_tts.recording.replay": row("errors", "numpy", TASKS),

@@ -73,6 +73,7 @@ class Catalog:
         self._recalls = {engine.name: engine.recall for engine in engines if isinstance(engine, RecallsAudio)}
         self._default = engines[0]
         self._inserts = InsertPlayer()
+        self._loading = dict.fromkeys(self._engines, "waiting")
         self._absent = tuple(absent)
         self._detector = detector
         self.failover = failover
@@ -116,8 +117,10 @@ class Catalog:
         try:
             if self._detector is not None:
                 await asyncio.to_thread(self._detector.load)
-            for engine in self._engines.values():
+            for name, engine in self._engines.items():
+                self._loading[name] = "loading"
                 await engine.start()
+                self._loading[name] = "loaded"
         except BaseException:
             await self.close()
             raise
@@ -132,6 +135,11 @@ class Catalog:
                 failures.append(failure)
         if failures:
             raise failures[0]
+
+    @property
+    def loading(self) -> dict[str, str]:
+        """How far `start` is with each engine: "waiting", "loading" or "loaded"."""
+        return dict(self._loading)
 
     def stats(self) -> dict[str, EngineStats]:
         return {name: engine.stats() for name, engine in self._engines.items()}

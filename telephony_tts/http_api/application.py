@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.http_api import openai_routes, responses, vendor_routes
+from telephony_tts.http_api.console_routes import CONSOLE, Console, ConsoleTools
 from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.docs_page import docs_page
@@ -28,7 +29,9 @@ _LOGGED_CHARS = 200
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, tuple[str, ...]]:
+def application(
+    server: Server, voices: Voices | None = None, tools: ConsoleTools | None = None
+) -> tuple[ASGIApp, tuple[str, ...]]:
     """The ASGI application of `server`, and the paths that belong to it, each with all that lies below."""
     app = FastAPI(title="Telephony TTS", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.version = version("telephony-tts")
@@ -74,4 +77,10 @@ def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, 
         return HTMLResponse(page)
 
     paths = [*app.openapi()["paths"], _DOCS_PATH, _SCHEMA_PATH]
-    return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths})
+    open_paths: frozenset[str] = frozenset()
+    if server.settings.server.console:
+        console = Console(api, tools or ConsoleTools())
+        app.include_router(console.routes(), include_in_schema=False)
+        paths.append(CONSOLE)
+        open_paths = console.open_paths
+    return Gate(app, server, refuse, open_paths), tuple({path.partition("{")[0].rstrip("/") for path in paths})

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from telephony_tts import logs
 from telephony_tts.audio.containers import import_encoders
 from telephony_tts.http_api.application import application
+from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
@@ -145,7 +146,8 @@ def import_early() -> None:
     import_encoders()
 
 
-def http_server(server: Server, voices: Voices | None = None) -> HttpServer:
-    """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot."""
+def http_server(server: Server, voices: Voices | None = None, tools: ConsoleTools | None = None) -> HttpServer:
+    """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot. `tools` are for the
+    console."""
     import_early()
-    return HttpServer(*application(server, voices), server.outside_log)
+    return HttpServer(*application(server, voices, tools), server.outside_log)

@@ -39,7 +39,7 @@ _OPTIONS_BYTES = 65_536
 """Room for all that a body without a file has beside its text."""
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 """Other charsets than UTF-8 can take Python far longer than their size suggests."""
-_OPEN = ("/docs", "/openapi.json")
+_OPEN = frozenset({"/docs", "/openapi.json"})
 """The description of the API, which is the same for every server."""
 
 
@@ -56,10 +56,18 @@ class BodyTimeout(TelephonyTTSError):
 
 
 class Gate:
-    """ASGI middleware. `refusal` makes the response to an error of a path."""
+    """ASGI middleware. `refusal` makes the response to an error of a path. `open_paths` need no key, like the API's
+    description: they are the same for every server."""
 
-    def __init__(self, app: ASGIApp, server: Server, refusal: Callable[[str, TelephonyTTSError], Response]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        server: Server,
+        refusal: Callable[[str, TelephonyTTSError], Response],
+        open_paths: frozenset[str] = frozenset(),
+    ) -> None:
         self._app = app
+        self._open = _OPEN | open_paths
         self._server = server
         self._refusal = refusal
         self._n_held_bytes = 0
@@ -75,7 +83,7 @@ class Gate:
         send = _counted(door, send)
         try:
             try:
-                is_open = scope["path"] in _OPEN
+                is_open = scope["path"] in self._open
                 if is_open and scope["method"] not in ("GET", "HEAD"):
                     raise BadRequest(f"{scope['path']} is read with GET")
                 if not is_open:
@@ -113,6 +121,7 @@ class Gate:
             raise NotAllowed("a token is needed: Authorization: Bearer …")
         REQUEST_KEY.set(key)
         scope["state"]["lexicons"] = self._server.lexicons_for(target, headers, key)
+        scope["state"]["supervises"] = self._server.supervises(key)
 
     async def _read_body(
         self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool

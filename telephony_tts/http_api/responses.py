@@ -57,6 +57,7 @@ STATUS = {
     "unauthorized": 401,
     "not_yours": 403,
     "origin": 403,
+    "not_supervisor": 403,
     "client_gone": 499,
     "bad_request": 400,
     "not_found": 404,
@@ -163,6 +164,11 @@ class HttpApi:
         if self._voices is None:
             raise EngineUnavailable("voices are made by CosyVoice2: get its model and set engines.cosyvoice2.model")
         return self._voices
+
+    @property
+    def can_add_voices(self) -> bool:
+        """Whether `voices` can be had."""
+        return self._voices is not None
 
     def is_removable(self, voice: Voice) -> bool:
         """Whether the client can remove it."""

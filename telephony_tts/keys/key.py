@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 _DAY_S = 86_400
@@ -33,6 +33,8 @@ class Key:
     voices: tuple[str, ...] | None = None
     lexicons: tuple[str, ...] | None = None
     experiments: tuple[str, ...] | None = None
+    supervises: bool = False
+    """Whether people with it may listen to calls, end them and play recordings."""
 
     def allows_voice(self, engine: str, voice: str) -> bool:
         return self.voices is None or voice in self.voices or f"{engine}/{voice}" in self.voices
@@ -97,9 +99,16 @@ class KeyRing:
     """All keys of a server. Without any, everyone may use it."""
 
     def __init__(
-        self, tokens: Iterable[str] = (), named: Iterable[Key] = (), unix_s: Callable[[], float] = lambda: 0.0
+        self,
+        tokens: Iterable[str] = (),
+        named: Iterable[Key] = (),
+        unix_s: Callable[[], float] = lambda: 0.0,
+        supervisor_tokens: Collection[str] = (),
     ) -> None:
-        self._unnamed = [Key(digest=digest_of(token.encode())) for token in tokens]
+        """`supervisor_tokens` are some of `tokens`."""
+        self._unnamed = [
+            Key(digest=digest_of(token.encode()), supervises=token in supervisor_tokens) for token in tokens
+        ]
         self._named: dict[str, Key] = {}
         self.characters = CharacterUse(unix_s)
         self.replace(named)

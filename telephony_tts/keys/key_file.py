@@ -30,6 +30,7 @@ class KeySettings:
     voices: tuple[str, ...] | None = None
     lexicons: tuple[str, ...] | None = None
     experiments: tuple[str, ...] | None = None
+    supervisor: bool = False
 
     def conflicts(self) -> Iterator[str]:
         if (self.token is None) == (self.sha256 is None):
@@ -38,7 +39,7 @@ class KeySettings:
     def key(self, name: str) -> Key:
         digest = digest_of(self.token.encode()) if self.token is not None else bytes.fromhex(self.sha256 or "")
         limits = self.calls, self.chars_per_day, self.voices, self.lexicons, self.experiments
-        return Key(name, digest, *limits)
+        return Key(name, digest, *limits, supervises=self.supervisor)
 
 
 @dataclass(frozen=True, slots=True)

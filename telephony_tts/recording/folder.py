@@ -47,6 +47,18 @@ def open_folder(path: str) -> Path:
     return folder
 
 
+def is_recording(name: str) -> bool:
+    """Whether `name` is that of a recording, without a suffix. Such a name leads into no other folder."""
+    return _NAME.fullmatch(f"{name}.jsonl") is not None
+
+
+def recordings_in(folder: Path, most: int) -> list[str]:
+    """The names of the recordings in the folder, without suffix, the newest first. Raises OSError."""
+    with os.scandir(folder) as entries:
+        known = (_NAME.fullmatch(entry.name) for entry in entries)
+        return sorted((found[1] for found in known if found is not None and found[2] == "jsonl"), reverse=True)[:most]
+
+
 def create(path: Path) -> int:
     """A new file that only this user can read, and its descriptor. Raises OSError, also if the file is there."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

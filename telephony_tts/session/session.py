@@ -265,6 +265,10 @@ class Session:
         return self._intake.speaking.voice
 
     @property
+    def is_paused(self) -> bool:
+        return self._pause.is_on
+
+    @property
     def wants_audio(self) -> bool:
         """Whether the bot or the session itself needs the caller's audio."""
         return self.inbound.form != "none" or self.caller.listens

@@ -32,6 +32,14 @@ class Reading:
     verbatim: bool = False
 
 
+def told_changes(text: str, spans: Iterable[SpokenSpan]) -> Iterator[str]:
+    """A line for each place of `text` that is spoken by a reading, for people: "SQL -> sequel"."""
+    for span in spans:
+        if span.is_reading:
+            sound = "" if span.sounds is None else f" [{span.sounds[0]} {span.sounds[1]}]"
+            yield f"{text[span.start : span.end]} -> {span.spoken.strip()}{sound}"
+
+
 def spoken_spans(
     text: str, lang: str | None = None, control: Collection[str] = (), readings: Iterable[Reading] = ()
 ) -> list[SpokenSpan]:

@@ -26,6 +26,7 @@ from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize, UnderrunEnded
+from telephony_tts.session.sender import PlayoutListener
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call_catalog import CallCatalog
@@ -57,6 +58,8 @@ class EngineCatalog(Protocol):
     @property
     def engines(self) -> tuple[Engine, ...]: ...
     @property
+    def loading(self) -> dict[str, str]: ...
+    @property
     def failover(self) -> Failover | None: ...
     @property
     def is_ready(self) -> bool: ...
@@ -82,6 +85,19 @@ class Leg(Protocol):
         """Close without waiting. Idempotent."""
 
 
+class CallObserver(PlayoutListener, Protocol):
+    """Follows a call: what comes from both legs, what the bot is told, and what the caller hears. It never raises."""
+
+    def received(self, message: m.FromBot | m.FromMedia, now_ns: int) -> None:
+        """A message of either leg came. The session gets it next."""
+
+    def told(self, event: m.ToBot, now_ns: int) -> None:
+        """An event went to the bot, or would go if there were one."""
+
+    def remember_private(self) -> None:
+        """The session has got text, maybe that of a private turn."""
+
+
 class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
@@ -92,6 +108,7 @@ class Call:
         self.session = session
         self.id = session.settings.call
         self.kind = kind
+        self.began_ns = monotonic_ns()
         self.key = NO_KEY
         """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
         self._bots_key = ""
@@ -128,6 +145,8 @@ class Call:
         self.recordings: Recordings | None = None
         """Where the call can be recorded. None if it cannot."""
         self.recording: LiveRecording | None = None
+        self.observers: list[CallObserver] = []
+        """They get all that both legs say, such as `recording`. They also listen to the session."""
         self._n_recordings = 0
         self.traceparent: str | None = None
         """The bot's span that turns without one of their own belong to."""
@@ -404,12 +423,13 @@ class Call:
             elif type(message) is m.MediaStart and (numbers := numbers_in(message.parameters)):
                 self._numbers = numbers
                 self._start_anew()
-            if self.recording is not None:
-                self.recording.received(message, now_ns)
+            for observer in self.observers:
+                observer.received(message, now_ns)
             self.session.receive(message, now_ns)
-            if self.recording is not None and (type(message) is m.Text or type(message) is m.Say):
+            if self.observers and (type(message) is m.Text or type(message) is m.Say):
                 # A turn may be over, and its event under way, before the next message comes.
-                self.recording.remember_private()
+                for observer in self.observers:
+                    observer.remember_private()
             self._pump(now_ns)
         except Exception:
             self.crash()
@@ -428,12 +448,26 @@ class Call:
         elif action == "start" and self.recording is None:
             self._n_recordings += 1
             self.recording = self.recordings.begin(self.id, self.kind, self.session, self.log, self._recording_ended)
+            self.observers.append(self.recording)
             self._to_bot(m.RecordingChanged("started", self.recording.name))
         else:
             state = "not being" if self.recording is None else "already being"
             self._to_bot(m.WarningEvent("recording_unchanged", f"{action}: the call is {state} recorded"))
 
+    def observe(self, observer: CallObserver) -> Callable[[], None]:
+        """Let `observer` follow the call from now on. Returns what ends it."""
+        self.observers.append(observer)
+        self.session.listeners.append(observer)
+
+        def end() -> None:
+            self.observers.remove(observer)
+            self.session.listeners.remove(observer)
+
+        return end
+
     def _recording_ended(self, event: m.RecordingChanged) -> None:
+        assert self.recording is not None
+        self.observers.remove(self.recording)
         self.recording = None
         self._to_bot(event)
 
@@ -539,8 +573,9 @@ class Call:
             self.media.send_now(*wire)
 
     def _to_bot(self, message: m.ToBot) -> None:
-        if self.recording is not None and type(message) is not m.InboundAudio:
-            self.recording.told(message, monotonic_ns())
+        if self.observers and type(message) is not m.InboundAudio:
+            for observer in tuple(self.observers):  # one of them may end with this event
+                observer.told(message, monotonic_ns())
         if self.bot is None or self._encode_bot is None:
             if isinstance(message, m.CallStarted | m.Dtmf | m.RecordingChanged):
                 self._missed.append(message)

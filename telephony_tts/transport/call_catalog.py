@@ -101,6 +101,11 @@ class CallCatalog:
         return bool(self._whole.is_ready)
 
     @property
+    def loading(self) -> dict[str, str]:
+        found: dict[str, str] = self._whole.loading
+        return found
+
+    @property
     def retry_after_ms(self) -> int:
         return int(self._whole.retry_after_ms)
 

@@ -185,14 +185,14 @@ class MediaLeg:
     def on_message(self, payload: bytes, is_text: bool) -> None:
         self._received.inc(len(payload))
         call = self.call
-        recording = None if call is None else call.recording
+        observers = () if call is None else call.observers
         want_audio = call is not None and call.session.wants_audio
-        message = self.decode(payload, want_audio or recording is not None, is_text)
+        message = self.decode(payload, want_audio or bool(observers), is_text)
         if message is None:
             return
         if type(message) is m.MediaAudio and not want_audio:
-            if recording is not None:
-                recording.received(message, monotonic_ns())
+            for observer in observers:
+                observer.received(message, monotonic_ns())
             return
         if isinstance(message, m.Invalid):
             self._mistake(message)

@@ -694,6 +694,10 @@ class Server:
         found = (self.settings.keys.find(token) for token in _keys_of(target, headers))
         return next((key for key in found if key is not None), None)
 
+    def supervises(self, key: Key) -> bool:
+        """Whether a request with this key may listen to calls and end them. Without keys everyone may."""
+        return self.settings.keys.is_open or key.supervises
+
     def lexicons_for(self, target: str, headers: Headers, key: Key) -> tuple[str, ...]:
         """The names of the lexicons for the token of a request, which is that of `key`."""
         return self.settings.lexicons_for(_keys_of(target, headers), key)

@@ -53,18 +53,20 @@ class TlsFiles:
 class ServerSettings:
     """The section `server`: the listening socket and who may use it. Without `tokens` everyone who reaches it may.
 
-    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
-    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages
-    that may use the server, beside those of its own host and of `public_url`; "*" allows all.
+    `tokens` is the union of the file's list, the lines of `tokens_file`, TELEPHONY_TTS_TOKENS and `supervisor_tokens`,
+    with which people also listen to calls, end them and play recordings in the console. `open` allows a public server
+    without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages that may use the
+    server, beside those of its own host and of `public_url`; "*" allows all.
 
     `processes` front processes share the port; "auto" is one for each core. What they must agree on is in
-    `runtime_folder`, or in memory.
+    `runtime_folder`, or in memory. `console` serves the page `/console/`.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Between(0, 65_535)] = 8080
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tokens_file: str | None = None
+    supervisor_tokens: tuple[str, ...] = field(default=(), repr=False)
     open: bool = False
     metrics_without_token: bool = True
     tls: TlsFiles = field(default_factory=TlsFiles)
@@ -77,6 +79,7 @@ class ServerSettings:
     ping_interval_s: Seconds = 20.0
     processes: Annotated[int | Literal["auto"], Between(1, 64)] = 1
     runtime_folder: str | None = None
+    console: bool = True
 
     @property
     def is_on_loopback(self) -> bool:

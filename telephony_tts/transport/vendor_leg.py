@@ -7,9 +7,11 @@ what would be playing. Frames that are due together go into one message.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from websockets.datastructures import Headers
@@ -123,6 +125,10 @@ def open_dialect(vendor: Vendor, target: str) -> VendorDialect | Refused:
     return dialect
 
 
+CONSOLE_SUBPROTOCOL = "token.base64url"
+"""The console's own: a token may have characters that a subprotocol may not."""
+
+
 def keys_in(target: str, headers: Headers) -> Iterable[str]:
     """Credentials in the places where clients of other vendors put them, beside `Authorization`. A header that is there
     twice counts as none: a proxy may have checked only one of the two."""
@@ -134,8 +140,12 @@ def keys_in(target: str, headers: Headers) -> Iterable[str]:
         if name in query:
             yield query[name]
     scheme, _, key = ",".join(headers.get_all("Sec-WebSocket-Protocol")).partition(",")
+    key = key.partition(",")[0].strip()
     if scheme.strip().lower() in ("token", "bearer") and key:
-        yield key.partition(",")[0].strip()  # browsers can set no other header
+        yield key  # browsers can set no other header
+    elif scheme.strip() == CONSOLE_SUBPROTOCOL and key:
+        with suppress(ValueError):
+            yield base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
 
 
 def voice_for(name: str | None, vendor: Vendor, settings: TransportSettings, catalog: EngineCatalog) -> str | None:

@@ -56,7 +56,7 @@ class HttpPeer:
     async def answer(self, within_s: float = 8, *, has_body: bool = True) -> Answer:
         """The next response."""
         got = await self.head(within_s)
-        if not has_body or got.status == 204:
+        if not has_body or got.status in (204, 304):
             return got
         try:
             async with asyncio.timeout(within_s):

@@ -134,7 +134,8 @@ def test_the_printed_address_takes_a_connection(
     flags = ["--host", host, "--set", "server.metrics_without_token=false", *(certificate if is_tls else [])]
     with announced([sys.executable, "-m", "telephony_tts.cli"], *flags, cwd=tmp_path, environment=environment) as lines:
         scheme = "wss" if is_tls else "ws"
-        assert f"is ready at {scheme}://{here}:" in lines[1] and TOKEN not in "\n".join(lines)
+        assert f"is ready at {scheme}://{here}:" in lines[2] and TOKEN not in "\n".join(lines)
+        assert f" http{scheme[2:]}://{here}:" in lines[1] and lines[1].endswith("/console/")
         wscat = command_with("/v1/stream", lines)
         assert f"{scheme}://{here}:" in wscat and ("--no-check" in wscat) is is_tls
         assert greeted(wscat)["voice"] == "tone"

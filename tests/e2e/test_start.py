@@ -129,7 +129,7 @@ def test_a_key_is_opened_with_its_passphrase_and_a_plain_one_without(key: str, p
     )  # fmt: skip
     try:
         assert served.stdout is not None
-        ready = next(line for line in served.stdout if line.strip())
+        ready = next(line for line in served.stdout if "is ready" in line or "failed" in line)
         assert "is ready at wss://127.0.0.1:" in ready
     finally:
         served.terminate()

@@ -25,6 +25,11 @@ def refused(tmp_path: Path, text: str, tokens: tuple[str, ...] = ()) -> str:
     return raised.value.message
 
 
+def test_a_key_supervises_only_if_its_entry_says_so(tmp_path: Path) -> None:
+    text = "keys: {boss: {token: one, supervisor: true}, bot: {token: two}, careful: {token: three, supervisor: false}}"
+    assert [key.name for key in read_keys(write(tmp_path, text)) if key.supervises] == ["boss"]
+
+
 def test_keys_with_all_limits_and_with_none(tmp_path: Path) -> None:
     acme, other = read_keys(
         write(

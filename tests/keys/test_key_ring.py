@@ -18,6 +18,12 @@ def test_a_token_leads_to_its_key() -> None:
         assert ring.find(wrong) is None
 
 
+def test_only_the_tokens_of_supervisors_supervise() -> None:
+    ring = KeyRing(("plain", "boss"), (ACME,), supervisor_tokens=("boss",))
+    found = {token: ring.find(token) for token in (b"plain", b"boss", b"acme-token")}
+    assert {token for token, key in found.items() if key is not None and key.supervises} == {b"boss"}
+
+
 def test_without_keys_everyone_is_let_in_and_with_one_nobody_else() -> None:
     ring = KeyRing()
     assert ring.is_open and ring.find(b"whatever") is NO_KEY

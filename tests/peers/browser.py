@@ -6,6 +6,7 @@ Debian's package is unpacked into `.peers/chromium` by the first test that needs
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -49,15 +50,16 @@ AudioNode.prototype.connect = function (to, ...rest) {
 
 
 @contextmanager
-def chromium() -> Iterator[str]:
-    """A running browser; the address of its DevTools. Raises debian_packages.PeerUnavailable."""
+def chromium(*flags: str) -> Iterator[str]:
+    """A running browser with more `flags`; the address of its DevTools. Raises debian_packages.PeerUnavailable."""
     unpacked = debian_packages.install(PEERS / "chromium", _PACKAGES, _SUITE, megabytes=130)
     program = _program(unpacked)
     with tempfile.TemporaryDirectory(prefix="telephony-tts-chromium-") as home, open(f"{home}/log", "wb") as log:
         running = subprocess.Popen(
             # Root has no sandbox. The tests' pages are their own.
             [program, "--no-sandbox", "--no-zygote", f"--browser-subprocess-path={program}", f"--user-data-dir={home}",
-             "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server", "--remote-debugging-port=0"],
+             "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server", "--remote-debugging-port=0",
+             *flags],
             stdout=log, stderr=log, start_new_session=True, env={**os.environ, "HOME": home},
         )  # fmt: skip
         try:
@@ -105,13 +107,17 @@ class Page:
         self._target = ""
         self._session: dict[str, str] = {}
         self._n_asked = 0
+        self.complaints: list[str] = []
+        """What the browser's console has of errors: of scripts, of the security policy, of requests."""
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, hear: str) -> None:
         self._target = (await self._ask("Target.createTarget", url="about:blank"))["targetId"]
         attached = await self._ask("Target.attachToTarget", targetId=self._target, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
         await self._ask("Page.enable")
-        await self._ask("Page.addScriptToEvaluateOnNewDocument", source=_HEAR)
+        await self._ask("Runtime.enable")
+        await self._ask("Log.enable")
+        await self._ask("Page.addScriptToEvaluateOnNewDocument", source=hear)
         await self._ask("Page.navigate", url=url)
         await self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
 
@@ -134,10 +140,61 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """With the mouse: a page may make sound only after a click of its user."""
-        box = await self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        found = f"document.querySelector({json.dumps(selector)})"
+        box = await self.evaluate(
+            f"({found}.scrollIntoView({{block: 'nearest'}}), {found}.getBoundingClientRect().toJSON())"
+        )
         at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
         await self._ask("Input.dispatchMouseEvent", type="mousePressed", **at)
         await self._ask("Input.dispatchMouseEvent", type="mouseReleased", **at)
+
+    async def press(self, key: str, text: str = "") -> None:
+        """A key of the keyboard, such as "Enter", "Space" or a letter."""
+        codes = {"Enter": ("Enter", "Enter", 13, "\r"), "Space": (" ", "Space", 32, " "), "Tab": ("Tab", "Tab", 9, "")}
+        named, code, number, typed = codes.get(key, (key, f"Key{key.upper()}", ord(key.upper()[0]), key))
+        about = {"key": named, "code": code, "windowsVirtualKeyCode": number}
+        down = {"type": "keyDown", "text": typed} if typed else {"type": "rawKeyDown"}
+        await self._ask("Input.dispatchKeyEvent", **about, **down)
+        await self._ask("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    async def write(self, selector: str, text: str) -> None:
+        """Type over what is in a field."""
+        where = json.dumps(selector)
+        await self.evaluate(f"(document.querySelector({where}).focus(), document.querySelector({where}).select())")
+        await self._ask("Input.insertText", text=text)
+
+    async def choose(self, selector: str, value: str) -> None:
+        """Set a field, as its user does."""
+        await self.evaluate(
+            f"(() => {{ const field = document.querySelector({json.dumps(selector)});"
+            f"field.value = {json.dumps(value)};"
+            "field.dispatchEvent(new Event('input', {bubbles: true}));"
+            "field.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
+
+    async def upload(self, selector: str, *files: Path) -> None:
+        """Choose files in a file field."""
+        root = (await self._ask("DOM.getDocument"))["root"]["nodeId"]
+        node = (await self._ask("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
+        await self._ask("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+
+    async def resize(self, width: int, height: int, *, dark: bool = False) -> None:
+        """The size of the window, in pixels of the page, and whether its user prefers a dark page."""
+        about = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self._ask("Emulation.setDeviceMetricsOverride", **about)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self._ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def network(self, *, offline: bool = False, latency_ms: float = 0, bytes_per_s: float = -1) -> None:
+        """Make the page's network slow, or cut it."""
+        await self._ask("Network.enable")
+        speed = {"downloadThroughput": bytes_per_s, "uploadThroughput": bytes_per_s}
+        await self._ask("Network.emulateNetworkConditions", offline=offline, latency=latency_ms, **speed)
+
+    async def screenshot(self) -> bytes:
+        """A picture of the whole page, as WebP."""
+        shot = await self._ask("Page.captureScreenshot", format="webp", quality=60, captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
 
     async def heard(self) -> list[int]:
         """All that the page has played, 16-bit samples."""
@@ -150,18 +207,29 @@ class Page:
         await self._socket.send(json.dumps(asked))
         async with asyncio.timeout(_STEP_S):
             while (answer := json.loads(await self._socket.recv())).get("id") != self._n_asked:
-                pass  # an event
+                self._note(answer)
         assert "error" not in answer, f"{method}: {answer['error']}"
         result: dict[str, Any] = answer["result"]
         return result
 
+    def _note(self, event: dict[str, Any]) -> None:
+        """Keep the browser's complaints."""
+        told = event.get("params", {})
+        if event.get("method") == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif event.get("method") == "Runtime.exceptionThrown":
+            details = told["exceptionDetails"]
+            self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+        elif event.get("method") == "Runtime.consoleAPICalled" and told["type"] == "error":
+            self.complaints.append(" ".join(str(each.get("value", "")) for each in told["args"]))
+
 
 @asynccontextmanager
-async def page(devtools: str, url: str) -> AsyncIterator[Page]:
-    """A new page of the browser at `devtools`, when it is loaded."""
+async def page(devtools: str, url: str, hear: str = _HEAR) -> AsyncIterator[Page]:
+    """A new page of the browser at `devtools`, when it is loaded. The script `hear` runs first."""
     async with connect(devtools, proxy=None, max_size=None, compression=None) as socket:
         opened = Page(socket)
-        await opened.open(url)
+        await opened.open(url, hear)
         try:
             yield opened
         finally:

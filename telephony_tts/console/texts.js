@@ -1,0 +1,138 @@
+// The words of the pages, in English and Chinese.
+
+const TEXTS = {
+  skip: ["Skip to the page", "跳到正文"],
+  pages: ["Pages", "页面"],
+  say: ["Say it", "说话"],
+  calls: ["Calls", "通话"],
+  voices: ["Voices", "音色"],
+  compare: ["Compare", "对比"],
+  well: ["Is it well?", "运行状况"],
+  theme: ["Light or dark", "浅色或深色"],
+  text: ["Text", "文本"],
+  example: [
+    "Hello, this is your bank. Your balance is $42.50 today, and the next payment is due on March 3rd.",
+    "您好，这里是您的银行。您今天的余额是四十二元五角，下一笔付款在三月三日。",
+  ],
+  speak: ["Speak", "播放"],
+  interrupt: ["Interrupt", "打断"],
+  pause: ["Pause", "暂停"],
+  resume: ["Resume", "继续"],
+  mark: ["Mark", "标记"],
+  microphone: ["Microphone", "麦克风"],
+  level: ["Level of the microphone", "麦克风音量"],
+  keys: ["[Enter] speaks, [Space] interrupts, [P] pauses, [/] goes back to the text.", "[Enter] 播放，[Space] 打断，[P] 暂停，[/] 回到文本。"],
+  options: ["Voice and options", "音色与选项"],
+  engine: ["Engine", "引擎"],
+  anyEngine: ["any", "任意"],
+  voice: ["Voice", "音色"],
+  serverVoice: ["the server's", "服务器默认"],
+  lang: ["Language", "语言"],
+  auto: ["by the text", "按文本判断"],
+  speed: ["Speed", "语速"],
+  seed: ["Seed", "随机种子"],
+  instruct: ["Instruction", "指令"],
+  quality: ["Sound", "音质"],
+  telephone: ["Telephone, 8 kHz", "电话 8 kHz"],
+  wide: ["Wide band, 16 kHz", "宽带 16 kHz"],
+  own: ["The engine's own, 24 kHz", "引擎原声 24 kHz"],
+  how: ["Text comes", "文本方式"],
+  whole: ["all at once", "一次给出"],
+  bot: ["as a bot writes it", "像机器人那样逐字"],
+  tokens: ["Tokens per second", "每秒词元数"],
+  stall: ["Pause at each comma, ms", "逗号处停顿（毫秒）"],
+  connecting: ["connecting …", "正在连接…"],
+  waiting: ["waiting for the first sound …", "等待首个声音…"],
+  firstSound: ["first sound after {0} ms", "{0} 毫秒后出声"],
+  listening: ["listening to the microphone", "正在听麦克风"],
+  lost: ["The connection to the server was lost. Speak again to connect again.", "与服务器的连接已断开。再次播放即可重连。"],
+  noMicrophone: ["The microphone cannot be used: {0}", "无法使用麦克风：{0}"],
+  done: ["heard to the end", "已全部听完"],
+  cleared: ["interrupted after {0} s", "{0} 秒后被打断"],
+  byVoice: ["by your voice", "被您的声音"],
+  paused: ["paused", "已暂停"],
+  speaking: ["speaking", "正在说"],
+  failed: ["failed", "失败"],
+  lostTurn: ["lost", "连接中断"],
+  waterfall: ["Where the time went", "时间去哪儿了"],
+  saveJson: ["Save JSON", "保存 JSON"],
+  savePng: ["Save PNG", "保存 PNG"],
+  figures: ["Figures", "数据"],
+  figure: ["Figure, ms", "指标（毫秒）"],
+  thisTurn: ["this turn", "本轮"],
+  ofTurns: ["turns: {0}", "轮数：{0}"],
+  happened: ["What happened", "发生了什么"],
+  stageText: ["text complete → sentence", "文本 → 句子"],
+  stageQueue: ["queue", "排队"],
+  stageEngine: ["engine → first audio", "引擎 → 首个音频"],
+  stageFrame: ["first frame sent", "首帧发出"],
+  stageServer: ["the server, to its first frame", "服务器到首帧"],
+  stageNetwork: ["network and browser", "网络与浏览器"],
+  stageOutput: ["decoding and output", "解码与输出"],
+  stageSilence: ["silence before the sound", "出声前的静音"],
+  networkFirst: ["first audio in the page", "页面收到首个音频"],
+  audibleFirst: ["first sound heard", "听到首个声音"],
+  heardFor: ["heard", "听到的时长"],
+  gaps: ["gaps", "断音次数"],
+  lateFrames: ["late frames", "迟到的帧"],
+  underruns: ["gaps of the engine", "引擎断供"],
+  examined: ["What is installed and set", "安装与设置"],
+  again: ["Look again", "重新检查"],
+  examining: ["Looking …", "正在检查…"],
+  good: ["well", "正常"],
+  ready: ["ready", "就绪"],
+  loading: ["loading, {0} s", "加载中，{0} 秒"],
+  queued: ["waits", "等待"],
+  notResponding: ["does not respond", "无响应"],
+  draining: ["shutting down", "正在停机"],
+  starting: ["starting", "启动中"],
+  unreachable: ["not reachable", "无法连接"],
+  needsToken: ["needs a token", "需要令牌"],
+  load: ["load", "负载"],
+  inQueue: ["in the queue", "排队"],
+  running: ["speaking", "正在合成"],
+  nVoices: ["voices", "音色数"],
+  part: ["Part", "部件"],
+  state: ["State", "状态"],
+  detail: ["Detail", "说明"],
+  ok: ["ok", "正常"],
+  missing: ["missing", "缺失"],
+  broken: ["broken", "损坏"],
+  warning: ["warning", "警告"],
+  tokenTitle: ["This server asks for a token", "此服务器需要令牌"],
+  token: ["Token", "令牌"],
+  tokenHint: ["It stays in this tab until you close it, and is never part of an address.", "令牌只保存在本标签页，关闭即清除，不会出现在网址中。"],
+  enter: ["Enter", "进入"],
+};
+
+const LANGUAGES = ["en", "zh"];
+let language = localStorage.getItem("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en");
+
+export const currentLanguage = () => language;
+
+// The text of a key. {0} stands for a value.
+export function t(key, ...values) {
+  const text = TEXTS[key]?.[LANGUAGES.indexOf(language)] ?? TEXTS[key]?.[0] ?? key;
+  return text.replace(/\{(\d)\}/g, (_, n) => values[n] ?? "");
+}
+
+export function addTexts(more) {
+  Object.assign(TEXTS, more);
+}
+
+// Write the texts of all elements below `inside` that name one.
+export function translate(inside = document) {
+  document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+  for (const each of inside.querySelectorAll("[data-t]")) {
+    const parts = t(each.dataset.t).split(/\[(.+?)\]/);
+    each.replaceChildren(...parts.map((part, n) => (n % 2 ? Object.assign(document.createElement("kbd"), { textContent: part }) : part)));
+  }
+  for (const each of inside.querySelectorAll("[data-t-label]")) each.setAttribute("aria-label", t(each.dataset.tLabel));
+}
+
+export function useLanguage(chosen) {
+  language = LANGUAGES.includes(chosen) ? chosen : "en";
+  localStorage.setItem("language", language);
+  translate();
+  dispatchEvent(new Event("language"));
+}

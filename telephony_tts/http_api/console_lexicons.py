@@ -1,0 +1,101 @@
+"""The lexicons in the console: read them, test a sentence with a text that is not saved yet, and save it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from telephony_tts import lexicon_files, logs
+from telephony_tts.errors import ConfigError, TelephonyTTSError
+from telephony_tts.http_api.console_calls import need_supervisor
+from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles
+from telephony_tts.session.lexicons import CallLexicon
+from telephony_tts.text.normalizer import detect_lang
+from telephony_tts.text.rewriting import spoken_spans, told_changes
+from telephony_tts.text.segmenter import Segmenter
+
+_NO_STORE = {"Cache-Control": "no-store"}
+_HERE = "this text"
+"""How errors name a text that is in no file."""
+
+_log = logs.get(__name__)
+
+
+class LexiconText(BaseModel):
+    """The content of a lexicon file."""
+
+    text: str = Field(max_length=MAX_FILE_BYTES)
+
+
+class LexiconTest(LexiconText):
+    """The same, and a sentence to read with it."""
+
+    sentence: str = Field(default="", max_length=2_000)
+    lang: str | None = Field(default=None, max_length=35)
+
+
+class ConsoleLexicons:
+    """The routes about lexicons of one server. `files` is None if it has none."""
+
+    def __init__(self, files: LexiconFiles | None) -> None:
+        self._files = files
+
+    def add_to(self, router: APIRouter) -> None:
+        router.add_api_route("/api/lexicons", self._list, methods=["GET"])
+        router.add_api_route("/api/lexicons/check", self._check, methods=["POST"])
+        router.add_api_route("/api/lexicons/{name}", self._read, methods=["GET"])
+        router.add_api_route("/api/lexicons/{name}", self._save, methods=["PUT"])
+
+    async def _list(self) -> Response:
+        shelf = {} if self._files is None else self._files.shelf
+        listed = [{"name": name, "entries": lexicon.n_entries} for name, lexicon in shelf.items()]
+        return JSONResponse({"lexicons": listed}, headers=_NO_STORE)
+
+    async def _check(self, test: LexiconTest) -> Response:
+        """What is wrong with the text, or how the sentence is read with it."""
+        return JSONResponse(await asyncio.to_thread(_tested, test), headers=_NO_STORE)
+
+    async def _read(self, name: str) -> Response:
+        text = await asyncio.to_thread(self._known().text, name) if self._has(name) else _absent(name)
+        return JSONResponse({"text": text}, headers=_NO_STORE)
+
+    async def _save(self, name: str, wanted: LexiconText, request: Request) -> Response:
+        """Write the file, if the server can use it. Calls that begin now use it."""
+        need_supervisor(request)
+        if not self._has(name):
+            _absent(name)
+        n_entries = await asyncio.to_thread(self._known().save, name, wanted.text)
+        _log.info("lexicon_saved", lexicon=name, entries=n_entries)
+        return JSONResponse({"entries": n_entries}, headers=_NO_STORE)
+
+    def _has(self, name: str) -> bool:
+        return self._files is not None and name in self._files.shelf
+
+    def _known(self) -> LexiconFiles:
+        assert self._files is not None
+        return self._files
+
+
+def _absent(name: str) -> str:
+    raise TelephonyTTSError(f"there is no lexicon {name[:100]}; lexicons.files names them", code="not_found")
+
+
+def _tested(test: LexiconTest) -> dict[str, Any]:
+    try:
+        lexicon = lexicon_files.compiled(lexicon_files.parse(test.text, _HERE), _HERE)
+    except ConfigError as error:
+        return {"entries": 0, "problems": error.message.splitlines(), "spoken": [], "changes": []}
+    read = CallLexicon({_HERE: lexicon}, {}, {}, (_HERE,))
+    spoken: list[str] = []
+    changes: list[str] = []
+    segmenter = Segmenter(test.lang)
+    for sentence in [*segmenter.feed(test.sentence), *segmenter.flush()]:
+        lang = test.lang or detect_lang(sentence.text)
+        spans = spoken_spans(sentence.text, lang, (), read.readings(sentence.text, lang, None))
+        spoken.append("".join(span.spoken for span in spans).strip())
+        changes += told_changes(sentence.text, spans)
+    return {"entries": lexicon.n_entries, "problems": [], "spoken": spoken, "changes": changes}

@@ -1,0 +1,313 @@
+"""The console's page "Say it" in a real Chromium: what is heard, what stops it, and what the page says was heard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soxr
+from browser import Page, chromium
+from console_page import console, recorder_served
+from rig import Tones, delayed_correlation, run, serving, until
+
+from telephony_tts import offline
+from telephony_tts.audio.g711 import decode_ulaw
+from telephony_tts.audio.wav import write_wav
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.hibari_model import HibariModel
+from telephony_tts.session.settings import SessionSettings
+
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
+
+TEXT = "Hello, this is your bank. Your balance is forty two dollars and fifty cents today."
+LONG = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
+FINE_HZ = 48_000
+"""Both sides are compared at this rate: at 8 kHz half a sample of delay would change much."""
+LOUD = 300
+"""A sample louder than this, of 32768, is sound."""
+_OVER = "document.querySelector('.turn .unheard, .turn .heard:only-child') !== null"
+
+
+@pytest.fixture(scope="module")
+def devtools() -> Iterator[str]:
+    with chromium() as address, recorder_served():
+        yield address
+
+
+async def type_and_enter(shown: Page, text: str) -> None:
+    await shown.write("#text", text)
+    await shown.press("Enter")
+
+
+async def turn(shown: Page) -> dict[str, str]:
+    """The newest turn, as its user reads it."""
+    told: dict[str, str] = await shown.evaluate(
+        "({text: document.querySelector('.turn p').textContent,"
+        " heard: document.querySelector('.turn .heard')?.textContent ?? '',"
+        " pale: document.querySelector('.turn .unheard')?.textContent ?? '',"
+        " foot: document.querySelector('.turn footer').textContent})"
+    )
+    return told
+
+
+async def sound_in(shown: Page) -> np.ndarray[Any, Any]:
+    """All that the page has sent to the loudspeaker, at FINE_HZ."""
+    return fine(np.array(await shown.heard()), await shown.evaluate("window.heardIn.sampleRate"))
+
+
+def fine(pcm: np.ndarray[Any, Any], rate_hz: int) -> np.ndarray[Any, Any]:
+    """The same at FINE_HZ."""
+    return np.rint(soxr.resample(pcm.astype(np.float32), rate_hz, FINE_HZ, "HQ")).clip(-32768, 32767).astype(np.int16)
+
+
+async def said(text: str, rate_hz: int = 8000, codec: str = "ulaw") -> np.ndarray[Any, Any]:
+    """What `telephony-tts say` writes for the text, at FINE_HZ."""
+    frames: list[bytes] = []
+    catalog = Catalog([FakeEngine()])
+    await catalog.start()
+    try:
+        settings = SessionSettings(codec=codec, rate_hz=rate_hz, first_clause_chars=0)
+        await offline.speak(text, catalog, settings, on_frame=frames.append)
+    finally:
+        await catalog.close()
+    whole = b"".join(frames)
+    return fine(decode_ulaw(whole) if codec == "ulaw" else np.frombuffer(whole, "<i2"), rate_hz)
+
+
+def from_first_sound(pcm: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return pcm[max(0, int(np.argmax(np.abs(pcm) > LOUD)) - 40) :]
+
+
+@pytest.mark.parametrize(("quality", "codec", "rate_hz"), [("telephone", "ulaw", 8000), ("engine", "pcm", 24_000)])
+def test_what_the_page_plays_is_what_say_writes(devtools: str, quality: str, codec: str, rate_hz: int) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await shown.choose("#quality", quality)
+            await type_and_enter(shown, TEXT)
+            await shown.until(_OVER, within_s=20)
+            wanted = from_first_sound(await said(TEXT, rate_hz, codec))
+            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / FINE_HZ + 1.5}", 20)
+            heard = from_first_sound(await sound_in(shown))
+            assert delayed_correlation(heard, wanted) >= 0.99
+            told = await turn(shown)
+            assert (told["heard"], told["pale"]) == (TEXT, "") and "first sound after" in told["foot"]
+            assert shown.complaints == []
+
+    run(main)
+
+
+def test_the_space_bar_brings_silence_within_100_ms_and_the_unheard_words_are_pale(devtools: str) -> None:
+    async def main() -> None:
+        async with serving(Tones(speed=4.0)) as rig, console(devtools, rig) as shown:
+            await shown.evaluate(
+                "addEventListener('keydown', (e) => { if (e.code === 'Space') window.pressedAt = heardIn.currentTime },"
+                " true)"
+            )
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 3", within_s=15)
+            await shown.press("Space")
+            await shown.until("document.querySelector('.turn .unheard') !== null")
+            await asyncio.sleep(0.6)
+            told = await turn(shown)
+            assert told["heard"] + told["pale"] == LONG and told["heard"] and told["pale"]
+            # All on the clock of the AudioContext, which does not go on when the machine is too busy to play.
+            loud = np.flatnonzero(np.abs(np.array(await shown.heard())) > LOUD)
+            from_s, rate_hz, pressed_s = await shown.evaluate("[heardFrom, heardIn.sampleRate, pressedAt]")
+            first_s, last_s = from_s + loud[0] / rate_hz, from_s + loud[-1] / rate_hz
+            assert -0.5 < last_s - pressed_s < 0.1
+            events = await shown.evaluate("[...document.querySelectorAll('#events li')].map((e) => e.textContent)")
+            (over,) = [json.loads(e.split("cleared  ", 1)[1]) for e in events if "cleared  " in e]
+            assert over["basis"] == "client" and over["reason"] == "clear"
+            assert abs(over["heard_ms"] - (last_s - first_s) * 1000) < 100
+            assert rig.engine.n_live == 0  # type: ignore[attr-defined]
+
+    run(main)
+
+
+def test_the_next_text_after_an_interruption_is_heard_whole(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            await shown.press("Space")
+            await shown.until("document.querySelector('.turn .unheard') !== null")
+            await shown.press("/")
+            assert await shown.evaluate("document.activeElement.id") == "text"
+            await asyncio.sleep(0.3)
+            await shown.evaluate("window.heard.splice(0)")
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=20)
+            assert (await turn(shown))["heard"] == TEXT
+            wanted = from_first_sound(await said(TEXT))
+            await shown.until(f"window.heard.length > window.heardIn.sampleRate * {len(wanted) / FINE_HZ + 1}", 20)
+            assert delayed_correlation(from_first_sound(await sound_in(shown)), wanted) >= 0.99
+
+    run(main)
+
+
+def test_text_as_a_bot_writes_it_is_heard_to_its_end(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await shown.choose("#how", "bot")
+            await shown.choose("#tokens", "60")
+            await type_and_enter(shown, TEXT)
+            await shown.until(_OVER, within_s=20)
+            assert (await turn(shown))["heard"] == TEXT
+            events = await shown.evaluate("document.querySelector('#events').textContent")
+            assert events.count("sentence  ") == 2
+
+    run(main)
+
+
+def test_pause_stops_the_sound_and_resume_says_the_rest(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            await shown.press("p")
+            await shown.until("document.querySelector('.turn footer').textContent.includes('paused')")
+            await asyncio.sleep(0.4)
+            await shown.evaluate("window.heard.splice(0)")
+            await asyncio.sleep(0.5)
+            assert np.abs(np.array(await shown.heard() or [0])).max() <= LOUD
+            await shown.press("p")
+            await shown.until(_OVER, within_s=20)
+            assert (await turn(shown))["heard"] == TEXT
+
+    run(main)
+
+
+def test_a_mark_is_reported_when_its_text_was_heard(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 1", within_s=15)
+            await shown.click("#mark")
+            await shown.until(_OVER, within_s=20)
+            events = await shown.evaluate("document.querySelector('#events').textContent")
+            assert '"state":"played"' in events
+
+    run(main)
+
+
+@pytest.fixture(scope="module")
+def speech_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the microphone hears: four seconds of silence, then a sentence."""
+    speech = HibariModel().speak("Hold on please, I would like to ask you something else before that.")
+    wave = soxr.resample(speech.pcm.astype(np.float32) * 1.8, speech.sample_rate_hz, 48_000, "HQ")
+    whole = np.concatenate([np.zeros(4 * 48_000), wave, np.zeros(48_000)])
+    file = tmp_path_factory.mktemp("microphone") / "caller.wav"
+    write_wav(file, np.rint(whole).clip(-32768, 32767).astype("<i2").tobytes(), "pcm", 48_000)
+    return file
+
+
+def test_speaking_into_the_microphone_interrupts(speech_file: Path) -> None:
+    async def main(devtools: str) -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await shown.click("#microphone")
+            await shown.until("document.querySelector('#say-state').value.includes('microphone')")
+            await type_and_enter(shown, LONG * 2)
+            await shown.until("document.querySelector('.turn .unheard') !== null", within_s=15)
+            told = await turn(shown)
+            assert told["heard"] and told["heard"] + told["pale"] == LONG * 2
+            assert "by your voice" in told["foot"]
+            await shown.click("#microphone")
+            assert shown.complaints == []
+
+    flags = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream",
+             f"--use-file-for-fake-audio-capture={speech_file}%noloop")  # fmt: skip
+    with chromium(*flags) as devtools, recorder_served():
+        run(lambda: main(devtools))
+
+
+def test_a_microphone_that_is_refused_is_told(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await shown.click("#microphone")
+            told = await shown.until("document.querySelector('#problem').textContent")
+            assert told.startswith("The microphone cannot be used: ")
+            assert await shown.evaluate("document.querySelector('#microphone').ariaPressed") == "false"
+
+    run(main)
+
+
+def test_two_tabs_do_not_disturb_each_other(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as one, console(devtools, rig) as other:
+            await type_and_enter(one, LONG)
+            await type_and_enter(other, TEXT)
+            await one.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            assert rig.server.registry.n_calls == 2
+            await one.press("Space")
+            await one.until("document.querySelector('.turn .unheard') !== null")
+            await other.until("document.querySelector('.turn .heard:only-child') !== null", within_s=20)
+            assert (await turn(other))["heard"] == TEXT
+
+    run(main)
+
+
+def test_a_lost_connection_is_told_and_the_next_text_connects_again(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            (call,) = rig.server.registry.calls()
+            call.finish(1012, "restarted")
+            told = await shown.until("document.querySelector('#problem').textContent")
+            assert told.startswith("The connection to the server was lost") and "restarted" in told
+            over = await turn(shown)
+            assert over["heard"] and over["heard"] + over["pale"] == LONG and "lost" in over["foot"]
+            await asyncio.sleep(0.3)
+            await shown.evaluate("window.heard.splice(0)")
+            await asyncio.sleep(0.4)
+            assert np.abs(np.array(await shown.heard() or [0])).max() <= LOUD
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=20)
+            assert await shown.evaluate("document.querySelector('#problem').hidden")
+
+    run(main)
+
+
+def test_a_slow_engine_shows_its_gaps(devtools: str) -> None:
+    async def main() -> None:
+        async with serving(Tones(speed=0.6)) as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, "One two three four five six seven.")
+            await shown.until(_OVER, within_s=20)
+            rows = await shown.evaluate(
+                "Object.fromEntries([...document.querySelectorAll('#figures tr')].map((row) =>"
+                " [row.cells[0].textContent, row.cells[1].textContent]))"
+            )
+            assert int(rows["gaps"]) >= 1 and int(rows["gaps of the engine"]) >= 1
+
+    run(main)
+
+
+def test_scripts_in_the_text_are_text(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            text = "<img src=x onerror=window.harmed=1> hello <script>window.harmed=1</script>."
+            await type_and_enter(shown, text)
+            await shown.until(_OVER, within_s=20)
+            assert (await turn(shown))["text"] == text
+            assert not await shown.evaluate("window.harmed || document.querySelector('.turn img, .turn script')")
+            assert shown.complaints == []
+
+    run(main)
+
+
+def test_the_page_leaves_nothing_behind(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            async with console(devtools, rig) as shown:
+                await type_and_enter(shown, LONG)
+                await shown.until("document.querySelectorAll('.turn .heard').length > 1", within_s=15)
+                assert rig.server.registry.n_calls == 1
+            await until(lambda: not len(rig.server.registry), "the call of the closed page", 5)
+
+    run(main)
