@@ -43,6 +43,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("pypinyin", "pinyin", "polyphones: true in lexicons"),
         ("av", "formats", "mp3, opus, aac and flac over HTTP"),
         ("grpcio", "remote", "engines in other processes or on other machines"),
+        *((name, "others", "speech servers of other projects") for name in ("httpx2", "protobuf")),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):
