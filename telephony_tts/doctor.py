@@ -81,6 +81,7 @@ def _packages() -> Iterator[Finding]:
         ("pypinyin", "pinyin", "polyphones: true in lexicons"),
         ("av", "formats", "mp3, opus, aac and flac over HTTP"),
         ("grpcio", "remote", "engines in other processes or on other machines"),
+        *((name, "others", "speech servers of other projects") for name in ("httpx2", "protobuf")),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):

@@ -1,7 +1,8 @@
-"""The certificates that a connection to an engine's server trusts, and what is wrong with the server's own."""
+"""The certificates that a connection to an engine's server trusts, and why a connection failed."""
 
 from __future__ import annotations
 
+import os
 import ssl
 
 from telephony_tts.errors import EngineUnavailable
@@ -17,12 +18,16 @@ def client_context(ca_file: str | None, setting: str) -> ssl.SSLContext:
         raise EngineUnavailable(f"{setting}.ca_file: {ca_file} has no certificate that can be read: {error}") from error
 
 
-def certificate_problem(error: BaseException, setting: str) -> str | None:
-    """What an operator can do about a certificate that was refused. None if the error is another one."""
+def connection_problem(error: BaseException, setting: str) -> str:
+    """Why a connection failed, and what an operator can do about a certificate that was refused. The first error of the
+    chain says most: others only say that a connection failed."""
+    why = str(error) or type(error).__name__
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, ssl.SSLCertVerificationError):
-            why = each.verify_message or str(each)
-            return f"its certificate is refused ({why}); check the host in {setting}.url, or set {setting}.ca_file"
+            refused = each.verify_message or str(each)
+            return f"its certificate is refused ({refused}); check the host in {setting}.url, or set {setting}.ca_file"
+        if isinstance(each, OSError) and each.errno is not None:
+            why = os.strerror(each.errno) if each.errno > 0 else str(each.strerror)
         each = each.__cause__ or each.__context__
-    return None
+    return why

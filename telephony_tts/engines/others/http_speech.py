@@ -10,7 +10,7 @@ import httpx2
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.others.audio_body import AudioBody, BadAudio, EventBody, SampleBody, check_rate, said
-from telephony_tts.engines.others.encryption import certificate_problem, client_context
+from telephony_tts.engines.others.encryption import client_context, connection_problem
 from telephony_tts.engines.others.http_requests import HttpRequest, names_in, request_of
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.others.speech_server import ServerVoice, refusal
@@ -102,8 +102,7 @@ class HttpSpeech:
         return SampleBody(rate_hz, self._setting)
 
     def _lost(self, error: httpx2.HTTPError) -> ReplicaLost:
-        why = certificate_problem(error, self._setting) or str(error) or type(error).__name__
-        return ReplicaLost(f"the speech server at {self._url} is lost: {why}")
+        return ReplicaLost(f"the speech server at {self._url} is lost: {connection_problem(error, self._setting)}")
 
 
 def _content(request: HttpRequest) -> dict[str, object]:

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.others.audio_body import BadAudio, check_rate, said
-from telephony_tts.engines.others.encryption import certificate_problem, client_context
+from telephony_tts.engines.others.encryption import client_context, connection_problem
 from telephony_tts.engines.others.http_requests import openai_fields
 from telephony_tts.engines.others.http_speech import CONNECT_S, HttpSpeech
 from telephony_tts.engines.others.settings import OtherEngineSettings
@@ -69,7 +69,7 @@ class OmniSocket(HttpSpeech):
             headers = {name.lower(): value for name, value in response.headers.raw_items()}
             raise refusal(self._stream_url, response.status_code, "", headers, self._setting) from refused
         except (WebSocketException, OSError, TimeoutError) as error:
-            why = certificate_problem(error, self._setting) or _reason(error)
+            why = connection_problem(error, self._setting)
             raise ReplicaLost(f"the speech server at {self._url} is lost: {why}") from error
 
     def _is_last(self, received: str) -> bool:

@@ -72,7 +72,10 @@ def read_voices(settings: OtherEngineSettings) -> dict[str, ServerVoice]:
     found = {}
     for name, voice in settings.voices.items():
         if voice.wav is not None:
-            found[name] = ServerVoice(recording=Recording.read(voice.wav, voice.text or ""))
+            try:
+                found[name] = ServerVoice(recording=Recording.read(voice.wav, voice.text or ""))
+            except EngineUnavailable as error:
+                raise EngineUnavailable(f"voices.{name}.wav: {error.message}") from error
         else:
             found[name] = ServerVoice((voice.name or name) if settings.facts.has_names else "")
     return found

@@ -6,7 +6,6 @@ The messages are read and written with the project's own schema. `test_real_trit
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +40,6 @@ class GrpcStandIn:
     most_live: int = 0
     n_cancelled: int = 0
     n_finished: int = 0
-    cancelled_at: list[float] = field(default_factory=list)
 
     async def spoken(self, text: str) -> AsyncIterator[np.ndarray[Any, Any]]:
         """The tones of a text in pieces."""
@@ -71,7 +69,6 @@ class GrpcStandIn:
 
     def cancelled(self) -> None:
         self.n_cancelled += 1
-        self.cancelled_at.append(time.monotonic())
 
 
 class _CosyVoice(grpc.GenericRpcHandler):

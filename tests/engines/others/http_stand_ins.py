@@ -37,7 +37,6 @@ class Asked:
     files: dict[str, bytes]
     headers: dict[str, str]
     n_pieces: int = 0
-    ended_at: float = 0.0
     was_cancelled: bool = False
 
 
@@ -170,7 +169,6 @@ async def _pieces(stand_in: HttpStandIn, asked: Asked, sound: bytes, fault: str)
         asked.was_cancelled = True
         raise
     finally:
-        asked.ended_at = time.monotonic()
         stand_in.n_live -= 1
 
 

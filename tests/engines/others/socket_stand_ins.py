@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class SocketStandIn:
     headers: list[dict[str, str]] = field(default_factory=list)
     n_live: int = 0
     n_left: int = 0
-    left_at: list[float] = field(default_factory=list)
 
     async def talk(self, socket: ServerConnection) -> None:
         assert socket.request is not None
@@ -45,7 +43,6 @@ class SocketStandIn:
             await self._session(socket)
         except ConnectionClosed:
             self.n_left += 1
-            self.left_at.append(time.monotonic())
         finally:
             self.n_live -= 1
 

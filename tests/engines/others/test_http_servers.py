@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def heard(chunks: list[Any]) -> bytes:
         ("half_header", "ended inside the header of a WAV file, after 30 bytes", True),
         ("wrong_rate", r"sends 44100 Hz, and engines\.others\.theirs\.rate_hz is 24000; set it to 44100", False),
         ("stereo", "2 channels; expected 16-bit PCM, mono", False),
-        ("silent", r"gave no audio within engines\.others\.theirs\.audio_timeout_s \(0\.5\)", True),
+        ("silent", r"gave no audio within engines\.others\.theirs\.audio_timeout_s \(1\.5\)", True),
         ("stall", "gave no audio within", True),
         ("endless", "sent over 19.7 s for 21 characters", True),
         ("cut_at_once", r"lost: .*(incomplete|closed)", True),
@@ -76,7 +75,7 @@ def test_a_fault_is_an_error_that_says_what_to_do(fault: str, words: str, retrya
         server.fault = ""
         assert heard(await speak(their_engine, TEXT)) == WAVE, "the next request works"
 
-    run(work, {"pause_s": 0.01}, audio_timeout_s=0.5)
+    run(work, {"pause_s": 0.01}, audio_timeout_s=1.5)
 
 
 def test_a_busy_server_says_when_to_come_again() -> None:
@@ -136,14 +135,13 @@ def test_the_server_sees_a_cancel_if_it_would_stop(stops: bool) -> None:
     async def work(their_engine: OtherEngine, server: HttpStandIn) -> None:
         stream = their_engine.synthesize(Utterance("u", TEXT))
         await anext(stream)
-        closed_at = time.monotonic()
         await stream.aclose()
         assert their_engine.stats() == EngineStats()
         await until(lambda: server.n_live == 0)
         (asked,) = server.asked
         n_pieces = -(-len(WAVE) // 4_321)
         if stops:
-            assert asked.was_cancelled and asked.n_pieces < n_pieces and asked.ended_at - closed_at < 0.5
+            assert asked.was_cancelled and asked.n_pieces < n_pieces
         else:
             assert not asked.was_cancelled and asked.n_pieces == n_pieces, "it is read to its end"
 
@@ -238,6 +236,6 @@ def test_a_server_that_is_away_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     theirs = engine(kind="openai", url=f"http://127.0.0.1:{port}", voices={"a": {}}, start_timeout_s=0.3)
-    words = rf"engines\.others\.theirs: the speech server at http://127\.0\.0\.1:{port} is lost"
+    words = rf"engines\.others\.theirs: the speech server at http://127\.0\.0\.1:{port} is lost: .*refused"
     with pytest.raises(EngineUnavailable, match=words):
         asyncio.run(theirs.start())
