@@ -171,7 +171,10 @@ class CosyVoice2Engine:
     "auto" for a dtype, and None for `n_workers` and `n_threads`: see `choice`.
 
     A model directory of CosyVoice-300M is recognised by its files (`is_first_generation`). It has one profile, and gets
-    only complete sentences. `end_of_instruction`: what ends an instruction to it that has no end of its own."""
+    only complete sentences. `end_of_instruction`: what ends an instruction to it that has no end of its own.
+
+    `lm_backend`: with "vllm" vLLM runs the language model. It needs a process of its own, and gets only complete
+    sentences too."""
 
     def __init__(
         self,

@@ -193,7 +193,13 @@ def start_vllm(
     memory as those of our own language model. Raises EngineUnavailable without vLLM, or if it cannot start."""
     # Read when vLLM is imported. A child process of its own would draw ids that nobody asks for, and outlive a kill.
     # The second model runner has another interface for sampling, and needs a compiler on a CPU.
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1"}
+    # Its log lines go the way of ours, and it sends no statistics.
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     set_num_threads = torch.set_num_threads
     try:
         from vllm import EngineArgs, LLMEngine, SamplingParams
