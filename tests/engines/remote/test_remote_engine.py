@@ -362,7 +362,7 @@ def test_a_server_that_is_killed_ends_its_utterances_and_is_used_again() -> None
                             pass
                     assert lost.value.retryable
                 assert time.monotonic() - killed_s < 2.0
-                assert not engine.stats().is_ready and engine.stats() == EngineStats(is_ready=False)
+                assert not engine.stats().is_ready and engine.stats() == EngineStats(is_ready=False, n_lost=1)
                 assert [voice.name for voice in engine.voices] == ["tone"], "its voices stay"
                 with pytest.raises(EngineError, match="no replica of remote is ready") as refused:
                     await speak(engine, Utterance("u", TEXT))
@@ -407,7 +407,7 @@ def test_a_server_that_stops_is_not_ready_then_lost_and_cancel_does_not_wait_for
                     async for _chunk in stream:
                         pass
                 assert time.monotonic() - stopped_s < 5
-                assert engine.stats() == EngineStats(is_ready=False)
+                assert engine.stats() == EngineStats(is_ready=False, n_lost=1)
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             await until(lambda: engine.stats().is_ready, "the server again")
@@ -446,6 +446,8 @@ def test_another_replica_speaks_when_one_is_killed_before_its_first_audio() -> N
                 await until(lambda: len(engine._ready) == 2, "both replicas")
                 os.kill(slow.pid, signal.SIGKILL)
                 assert np.array_equal(joined(await task), render(TEXT)), "all of it, once"
+                stats = engine.stats()
+                assert (stats.is_ready, stats.n_replicas, stats.n_lost) == (True, 2, 1)
 
         run(work)
 
@@ -462,7 +464,7 @@ def test_another_replica_speaks_when_one_is_late() -> None:
                 engine.set_targets({late.address: None, quick.address: None})
                 assert np.array_equal(joined(await task), render(TEXT))
                 assert 0.3 <= time.monotonic() - begun_s < 1.5
-                await until(lambda: engine.stats() == EngineStats(), "the late one lets go")
+                await until(lambda: engine.stats() == EngineStats(n_replicas=2), "the late one lets go")
 
         run(work)
 

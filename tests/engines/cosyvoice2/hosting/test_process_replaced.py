@@ -332,6 +332,7 @@ def test_one_that_was_steady_is_started_again_at_once(made: list[Staged]) -> Non
             made[-1].dies()
             await asyncio.sleep(3.0)
         assert pauses_s(made) == [0, 3 + 1, 2 + 2], "3 s of life are not steady"
+        assert host.counters()["restarts"] == len(made) - 1 == 3
         for _ in range(int(STEADY_S)):
             made[-1].says(Heartbeat(0.0, {}, 0.0))
             await asyncio.sleep(1.0)
@@ -339,6 +340,7 @@ def test_one_that_was_steady_is_started_again_at_once(made: list[Staged]) -> Non
         made[-1].dies()
         await some_turns()
         assert len(made) == n_made + 1 and host.is_ready
+        assert host.counters()["restarts"] == n_made, "what the process counted is gone, and this is not"
 
     hosted(use)
 
