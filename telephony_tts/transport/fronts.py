@@ -95,7 +95,7 @@ def unpacked(data: bytes) -> MovedSocket:
             facts[name] = (str(host), int(port))
         head, read, unread = parts
         return MovedSocket(head=head, read=read, unread=unread, **facts)
-    except (struct.error, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"these {len(data)} bytes are no moved socket: {error}") from error
 
 

@@ -14,7 +14,7 @@ from telephony_tts.text.lexicon import find_readings
 from telephony_tts.text.ssml import MarkupBreak, MarkupEvent, SsmlReader, begins_with_speak
 
 _SECRET = "the-secret-that-nobody-may-see"
-_MOST_ERROR_CHARS = 20_000
+_MOST_ERROR_CHARS = 100_000
 """Of a configuration's error: it has a line for each of its problems."""
 _MOST_SILENCE_MS = 60_000
 _folder = tempfile.TemporaryDirectory(prefix="telephony-tts-fuzz-")
