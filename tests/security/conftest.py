@@ -6,3 +6,14 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "e2e"))
+
+import pytest
+from announced import self_made_certificate
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    self_made_certificate(folder)
+    return folder / "cert.pem", folder / "key.pem"

@@ -24,8 +24,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def fuzz(target: FuzzTarget, n_inputs: int, seed: int) -> Judge:
     """Try what is known, and then inputs that are made from it. The same arguments give the same inputs."""
-    judge, mutator = Judge(target), Mutator(target.words, seed)
     known = known_inputs(target)
+    judge, mutator = Judge(target, known), Mutator(target.words, seed)
     for data in known:
         judge.try_input(data)
     while judge.n_inputs < n_inputs:
@@ -89,7 +89,7 @@ def _setting() -> dict[str, Any]:
 def _write(file: Path, result: dict[str, Any], n_inputs: int, seed: int, *, guided: bool) -> None:
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"targets": {}}
     entry = {**result, "asked": n_inputs, "seed": seed, "guided": guided, **_setting()}
-    kept["targets"][result.pop("target")] = entry
+    kept["targets"][entry.pop("target")] = entry
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 

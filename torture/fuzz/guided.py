@@ -33,8 +33,8 @@ def main(name: str, n_inputs: int, seed: int, out: Path) -> None:
     from torture.fuzz.report import result_of
 
     target = TARGETS[name]
-    judge, mutator = Judge(target), Mutator(target.words, seed)
     known = known_inputs(target)
+    judge, mutator = Judge(target, known), Mutator(target.words, seed)
     folder = Path(tempfile.mkdtemp(prefix="telephony-tts-corpus-"))
     for number, data in enumerate(known):
         (folder / f"seed{number}").write_bytes(data)

@@ -6,7 +6,8 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 MOST_MS = 50.0
@@ -48,7 +49,11 @@ class Finding:
 class Judge:
     """Runs a target, and keeps the first finding of each place."""
 
-    def __init__(self, target: FuzzTarget) -> None:
+    def __init__(self, target: FuzzTarget, known: Iterable[bytes] = ()) -> None:
+        """`known` are run unjudged: what a parser imports and keeps at its first use is not the subject."""
+        for data in known:
+            with suppress(Exception):
+                target.run(data)
         self.target = target
         self.findings: dict[tuple[str, str], Finding] = {}
         self.n_inputs = 0

@@ -17,13 +17,17 @@ _SECRET = "the-secret-that-nobody-may-see"
 _MOST_ERROR_CHARS = 100_000
 """Of a configuration's error: it has a line for each of its problems."""
 _MOST_SILENCE_MS = 60_000
+_MOST_TURN_CHARS = 4_000
+"""The default of `limits.turn_chars`: no reader gets more."""
+_MOST_START_MS = 5_000.0
+"""A configuration is read once, before there are calls."""
 _folder = tempfile.TemporaryDirectory(prefix="telephony-tts-fuzz-")
 _file = Path(_folder.name) / "config.yaml"
 
 
 def read_ssml(data: bytes) -> None:
     """The same markup in one piece and in pieces, whose size is the first byte. Both must say the same."""
-    text = data[1:].decode("utf-8", "surrogateescape")
+    text = data[1:].decode("utf-8", "surrogateescape")[:_MOST_TURN_CHARS]
     size = max(1, data[0] if data else 1, len(text) // 200)
     begins_with_speak(text)
     spoken = [_spoken(text, len(text) or 1), _spoken(text, size)]
@@ -119,6 +123,6 @@ TEXT_TARGETS = (
         ),
         (*_YAML_WORDS, b"/", b"(?i)", b"(?:", b"\\1", b"{say: ", b"case: exact", b"[0-9]{1,9}", b"(a|b)*"),
     ),
-    FuzzTarget("server_config", read_server_config, tuple(map(str.encode, _CONFIG)), _YAML_WORDS),
-    FuzzTarget("bridge_config", read_bridge_config, tuple(map(str.encode, _BRIDGE)), _YAML_WORDS),
+    FuzzTarget("server_config", read_server_config, tuple(map(str.encode, _CONFIG)), _YAML_WORDS, most_ms=_MOST_START_MS),
+    FuzzTarget("bridge_config", read_bridge_config, tuple(map(str.encode, _BRIDGE)), _YAML_WORDS, most_ms=_MOST_START_MS),
 )  # fmt: skip
