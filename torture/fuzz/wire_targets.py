@@ -183,7 +183,8 @@ _STREAM = {"event": "media", "media": {"track": "inbound", "chunk": "1", "timest
 _DTMF = {"event": "dtmf", "dtmf": {"digit": "5"}}
 _MARK = {"event": "mark", "mark": {"name": "m1"}}
 _STOP = {"event": "stop"}
-_MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
+_GENESYS_ID = "e160e428-53e2-487c-977d-96989bf5c99d"
+MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
     ("twilio", TwilioCodec, (
         _carrier({"event": "start", "streamSid": "MZ1", "start": {"streamSid": "MZ1", "callSid": "CA1",
                   "customParameters": {"a": "b", "n": 1}, "mediaFormat": _FORMAT}}, _STREAM, _DTMF, _MARK, _STOP),
@@ -217,10 +218,10 @@ _MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
     )),
     ("freeswitch", lambda: FreeSwitchCodec(False, "c1", 8000), (
         connection({"uuid": "u1", "rate": 8000, "call": "c1"}, b"\0" + bytes(320),
-                   {"esl": "dtmf", "digit": "5"}, {"esl": "begun", "file": "/tmp/u_1.tmp.r8"}, {"esl": "again"}),
+                   {"esl": "dtmf", "digit": "5"}, {"esl": "playing", "file": "/tmp/u_1.tmp.r8"}, {"esl": "again"}),
     )),
     ("freeswitch_fork", lambda: FreeSwitchCodec(True, "c1", 16000), (
-        connection("plain metadata", b"\0" + bytes(320), {"esl": "done", "file": "/tmp/u_1.tmp.r16"}),
+        connection("plain metadata", b"\0" + bytes(320), {"esl": "played", "file": "/tmp/u_1.tmp.r16"}),
     )),
     ("native_media", NativeMediaCodec, (
         connection({"type": "start", "call": "c1", "codec": "ulaw", "rate_hz": 8000, "ptime_ms": 20, "parameters": {"a": "b"}},
@@ -233,15 +234,14 @@ _MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
     )),
     ("genesys", lambda: GenesysCodec("c1"), (
         connection(
-            {"version": "2", "type": "open", "seq": 1, "serverseq": 0, "id": "e160e428-53e2-487c-977d-96989bf5c99d",
+            {"version": "2", "type": "open", "seq": 1, "serverseq": 0, "id": _GENESYS_ID,
              "position": "PT0S", "parameters": {"organizationId": "o", "conversationId": "c", "participant":
              {"ani": "+1", "aniName": "x", "dnis": "+2"}, "media": [{"type": "audio", "format": "PCMU", "channels":
              ["external"], "rate": 8000}], "inputVariables": {"a": "b"}}},
-            b"\0" + bytes(160), {"version": "2", "type": "ping", "seq": 2, "serverseq": 1, "id": "e160e428-53e2-487c-977d-"
-            "96989bf5c99d", "position": "PT1.5S", "parameters": {"rtt": "PT0.1S"}},
-            {"version": "2", "type": "dtmf", "seq": 3, "serverseq": 1, "id": "x", "parameters": {"digit": "5"}},
-            {"version": "2", "type": "playback_completed", "seq": 4, "serverseq": 1, "id": "x", "parameters": {}},
-            {"version": "2", "type": "close", "seq": 5, "serverseq": 1, "id": "x", "parameters": {"reason": "end"}}),
+            b"\0" + bytes(160), {"version": "2", "type": "ping", "seq": 2, "serverseq": 0, "id": _GENESYS_ID, "position": "PT1.5S", "parameters": {"rtt": "PT0.1S"}},
+            {"version": "2", "type": "dtmf", "seq": 3, "serverseq": 0, "id": _GENESYS_ID, "parameters": {"digit": "5"}},
+            {"version": "2", "type": "playback_completed", "seq": 4, "serverseq": 0, "id": _GENESYS_ID, "parameters": {}},
+            {"version": "2", "type": "close", "seq": 5, "serverseq": 0, "id": _GENESYS_ID, "parameters": {"reason": "end"}}),
     )),
     ("jambonz", lambda: JambonzCodec("c1", 8000), (
         connection({"callSid": "c1", "accountSid": "a", "sampleRate": 8000, "from": "+1", "to": "+2"},
@@ -293,7 +293,7 @@ _JSON_WORDS = (b'"type":', b'"event":', b'"text":', b'"turn":', b'"name":', b"me
 WIRE_TARGETS = (
     FuzzTarget("native", read_native, _BOT_SEEDS, (*_JSON_WORDS, *(name.encode() for name in CLIENT_TYPES))),
     FuzzTarget("query", read_query, _QUERY_SEEDS, (b"?", b"&", b"=", b"call=", b"dial=", b"token=", b"%25", b"+")),
-    *(FuzzTarget(name, media_reader(make), seeds, _JSON_WORDS) for name, make, seeds in _MEDIA),
+    *(FuzzTarget(name, media_reader(make), seeds, _JSON_WORDS) for name, make, seeds in MEDIA),
     *(
         FuzzTarget(f"{vendor.name}_bot", vendor_reader(vendor), _VENDOR_SEEDS[vendor.name], _JSON_WORDS)
         for vendor in VENDORS
