@@ -19,8 +19,6 @@ from telephony_tts.schema import names, show
 Tree = dict[Any, Any]
 _MOST_LISTED = 100
 """The most problems of a file that an error lists."""
-_MOST_KEYS = 1_000
-"""The most keys of a section whose others are merged in (`<<: *name`): a short file could ask for billions."""
 _MOST_SHOWN_CHARS = 200
 
 
@@ -99,12 +97,6 @@ class _Loader(yaml.SafeLoader):
     """Notes keys that are given twice. YAML forbids them, but PyYAML silently takes the last one."""
 
     repeated: list[str]
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)  # calls this method for the mappings that are merged in
-        if len(node.value) > _MOST_KEYS:
-            why = f"more than {_MOST_KEYS} keys in one section"
-            raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
