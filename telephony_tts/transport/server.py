@@ -224,7 +224,7 @@ class Server:
 
     @property
     def _tls(self) -> dict[str, Any]:
-        """How connections are encrypted. By default a silent one could hold its place for a minute."""
+        """How connections are encrypted, on every address. asyncio would give a handshake a minute."""
         if self.settings.tls is None:
             return {}
         return {

@@ -134,9 +134,12 @@ def test_the_command_writes_what_it_tried(tmp_path: Path, capsys: pytest.Capture
     out = tmp_path / "fuzz.json"
     assert main(["esl", "--inputs", "300", "--json", str(out)]) == 0
     assert main(["ari", "--inputs", "200", "--json", str(out)]) == 0
-    told = json.loads(out.read_text())["targets"]
-    assert (told["esl"]["inputs"], told["ari"]["inputs"]) == (300, 200)
-    assert told["esl"]["findings"] == [] and told["esl"]["machine"]["python"]
+    assert main(["esl", "--inputs", "150", "--seed", "2", "--json", str(out)]) == 0
+    assert main(["esl", "--inputs", "150", "--seed", "2", "--json", str(out)]) == 0, "the same again adds nothing"
+    whole = json.loads(out.read_text())
+    told = whole["targets"]
+    assert (told["esl"]["inputs"], told["ari"]["inputs"], whole["inputs"]) == (450, 200, 650)
+    assert told["esl"]["findings"] == 0 and told["esl"]["runs"][0]["machine"]["python"]
     assert "esl" in capsys.readouterr().out
 
 
@@ -146,7 +149,7 @@ def test_the_command_fails_when_something_was_found(
 ) -> None:
     monkeypatch.setitem(TARGETS, "broken", FuzzTarget("broken", broken, (b"deep",)))
     assert main(["broken", "--inputs", "5", "--json", str(tmp_path / "f.json")]) == 1
-    (finding,) = json.loads((tmp_path / "f.json").read_text())["targets"]["broken"]["findings"]
+    (finding,) = json.loads((tmp_path / "f.json").read_text())["targets"]["broken"]["runs"][0]["findings"]
     assert b"deep" in ast.literal_eval(finding["input"]) and "RecursionError" in capsys.readouterr().out
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from pathlib import Path
 
 import pytest
 from raw_peer import raw_peer
-from rig import run, serving
+from rig import Tones, run, serving
+from server_settings import transport_settings
+
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +56,26 @@ def test_a_tls_handshake_that_does_not_come_to_its_end(dribble: bytes, certifica
         context.load_cert_chain(*certificate)
         async with serving(tls=context) as rig:
             await ends(*await asyncio.open_connection("127.0.0.1", rig.port), dribble)
+
+    run(main)
+
+
+def test_a_tls_handshake_at_the_second_address(certificate: tuple[Path, Path]) -> None:
+    """The library listens at the first address, and asyncio, whose default is a minute, at the others."""
+
+    async def main() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+        catalog = Catalog([Tones()])
+        await catalog.start()
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        try:
+            async with Server(transport_settings(tls=context), catalog).running(sockets=sockets):
+                await ends(*await asyncio.open_connection(*sockets[1].getsockname()))
+        finally:
+            for each in sockets:
+                each.close()
+            await catalog.close()
 
     run(main)
 

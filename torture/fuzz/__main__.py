@@ -59,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--guided", action="store_true",
         help="choose inputs by the code they reach, and keep some in torture/fuzz/corpus (needs atheris: pip install atheris)",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results; those of other targets there stay")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="add the results to those in the file: another seed tries other inputs"
+    )
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.targets if name not in TARGETS]:
         parser.error(f"no target is named {', '.join(unknown)}; there are {', '.join(TARGETS)}")
@@ -67,17 +69,17 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--guided needs atheris: pip install 'telephony-tts[fuzz]'")
     results = []
     for name in given.targets or TARGETS:
-        begin_s = time.monotonic()
+        begin_s = time.process_time()
         if given.guided:
             result = fuzz_guided(name, given.inputs, given.seed)
         else:
-            result = result_of(fuzz(TARGETS[name], given.inputs, given.seed), time.monotonic() - begin_s)
+            result = result_of(fuzz(TARGETS[name], given.inputs, given.seed), time.process_time() - begin_s)
         results.append(result)
         print(table([result]).splitlines()[-1], flush=True)
         for finding in result["findings"]:
             print(f"  {finding['kind']}: {finding['place']}\n    {finding['input'][:300]}\n{finding['detail']}", flush=True)
         if given.json is not None:
-            _write(given.json, result, given.inputs, given.seed, guided=given.guided)
+            _write(given.json, result, given.seed, guided=given.guided)
     print(f"\n{table(results)}")
     return 1 if any(result["findings"] for result in results) else 0
 
@@ -86,10 +88,20 @@ def _setting() -> dict[str, Any]:
     return {"commit": commit(), "machine": machine("cpu", ("atheris", "websockets", "pyyaml", "av", "torch"))}
 
 
-def _write(file: Path, result: dict[str, Any], n_inputs: int, seed: int, *, guided: bool) -> None:
+def _write(file: Path, result: dict[str, Any], seed: int, *, guided: bool) -> None:
+    """Add a run to the target's entry in the file. A run with the same settings replaces the one that is there."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"targets": {}}
-    entry = {**result, "asked": n_inputs, "seed": seed, "guided": guided, **_setting()}
-    kept["targets"][entry.pop("target")] = entry
+    name = result["target"]
+    run = {"seed": seed, "guided": guided, **{key: value for key, value in result.items() if key != "target"}, **_setting()}
+    earlier = kept["targets"].get(name, {}).get("runs", [])
+    runs = [each for each in earlier if (each["seed"], each["guided"]) != (seed, guided)] + [run]
+    kept["targets"][name] = {
+        "inputs": sum(each["inputs"] for each in runs),
+        "slowest_ms": max(each["slowest_ms"] for each in runs),
+        "findings": sum(len(each["findings"]) for each in runs),
+        "runs": runs,
+    }
+    kept["inputs"] = sum(each["inputs"] for each in kept["targets"].values())
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
