@@ -34,7 +34,10 @@ def fuzz(target: FuzzTarget, n_inputs: int, seed: int) -> Judge:
 
 
 def fuzz_guided(name: str, n_inputs: int, seed: int) -> dict[str, Any]:
-    """The same in a process with atheris. Raises RuntimeError if it dies: then a parser has crashed in C."""
+    """The same in a process with atheris. Raises RuntimeError if it dies.
+
+    Then a parser has crashed in C, or atheris has given up: its message has the last input, to be tried alone.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torture.fuzz.guided", name, str(n_inputs), str(seed), str(out)]
@@ -66,12 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in given.targets if name not in TARGETS]:
         parser.error(f"no target is named {', '.join(unknown)}; there are {', '.join(TARGETS)}")
     if given.guided and importlib.util.find_spec("atheris") is None:
-        parser.error("--guided needs atheris: pip install 'telephony-tts[fuzz]'")
+        parser.error("--guided needs atheris: pip install atheris")
     results = []
     for name in given.targets or TARGETS:
         begin_s = time.process_time()
         if given.guided:
-            result = fuzz_guided(name, given.inputs, given.seed)
+            try:
+                result = fuzz_guided(name, given.inputs, given.seed)
+            except RuntimeError as error:
+                print(f"{error}\nTry the input alone. If nothing happens, go on with another --seed.", file=sys.stderr)
+                return 2
         else:
             result = result_of(fuzz(TARGETS[name], given.inputs, given.seed), time.process_time() - begin_s)
         results.append(result)

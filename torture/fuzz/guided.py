@@ -56,7 +56,7 @@ def main(name: str, n_inputs: int, seed: int, out: Path) -> None:
         return mutator.new_input([data])[:max_size]
 
     options = [f"-seed={seed}", f"-max_len={_MOST_INPUT_BYTES}", "-rss_limit_mb=0", "-timeout=0", "-print_final_stats=0",
-               "-verbosity=0", "-detect_leaks=0"]  # fmt: skip
+               "-verbosity=0", "-detect_leaks=0", f"-artifact_prefix={folder}/"]  # fmt: skip
     atheris.Setup([sys.argv[0], *options, str(folder)], test_one_input, custom_mutator=change)
     atheris.Fuzz()
 
