@@ -130,7 +130,7 @@ class _Reader:
             return section()
         n_before = len(self._problems)
         self._problems += [self._unknown(section, key, path) for key in raw if key not in names(section)]
-        hints = _hints(section)
+        hints = _hints(typing.cast("type[Any]", section))
         given: dict[str, Any] = {}
         for item in fields(section):  # type: ignore[arg-type]  # a dataclass, which a TypeVar cannot say
             if item.name not in raw:
@@ -156,7 +156,8 @@ class _Reader:
         same = [name for name in self._keys if name.rpartition(".")[2] == key]
         near = (alike or same) if path else (same or alike)
         guess = f" Did you mean {_one_of(near)}?" if 0 < len(near) <= MAX_GUESSES else ""
-        return f"{_join(path, str(key)[:_MOST_SHOWN_CHARS])}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
+        shown = str(key)[:_MOST_SHOWN_CHARS]
+        return f"{_join(path, shown)}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
 
 
 def _convert(hint: Any, value: object) -> object:

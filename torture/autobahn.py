@@ -4,8 +4,8 @@
     python -m torture.autobahn --cases '1.*' '7.*'  some of them
 
 The suite plays a client of an echo server. So the door here is the class of our sockets, with a handler that sends each
-message back. A text that is not UTF-8 ends the connection with 1007 here, as the suite expects; in a call it is an error
-event (guarantee 4 of ARCHITECTURE.md). Compression (12 and 13) is left out: we do not speak it.
+message back. A text that is not UTF-8 ends the connection with 1007 here, as the suite expects; in a call it is an
+error event (guarantee 4 of ARCHITECTURE.md). Compression (12 and 13) is left out: we do not speak it.
 
 The suite needs Python 2.7. It is installed once, into `.peers/autobahn` (30 MB).
 """
@@ -96,9 +96,15 @@ async def behaviours(cases: Sequence[str], leave_out: Sequence[str] = ()) -> dic
     """What the suite says of each case. Raises NoAutobahn."""
     python = await asyncio.to_thread(install)
     async with serve(
-        echo, "127.0.0.1", 0, create_connection=CallConnection, compression=None, max_size=_MAX_BYTES,
-        ping_interval=None, close_timeout=2.0,
-    ) as server:  # fmt: skip
+        echo,
+        "127.0.0.1",
+        0,
+        create_connection=CallConnection,
+        compression=None,
+        max_size=_MAX_BYTES,
+        ping_interval=None,
+        close_timeout=2.0,
+    ) as server:
         port = server.sockets[0].getsockname()[1]
         with tempfile.TemporaryDirectory(prefix="autobahn-") as folder:
             spec = {
@@ -120,7 +126,10 @@ async def behaviours(cases: Sequence[str], leave_out: Sequence[str] = ()) -> dic
             found = json.loads(index.read_text())["door"]
     worse = {"OK": 0, "INFORMATIONAL": 0, "NON-STRICT": 1}
     # A case has one verdict for the messages and one for the closing handshake. The worse one counts.
-    return {case: max(each["behavior"], each["behaviorClose"], key=lambda said: worse.get(said, 2)) for case, each in found.items()}
+    return {
+        case: max(each["behavior"], each["behaviorClose"], key=lambda said: worse.get(said, 2))
+        for case, each in found.items()
+    }
 
 
 def report(found: dict[str, str]) -> dict[str, Any]:

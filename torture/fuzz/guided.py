@@ -55,8 +55,16 @@ def main(name: str, n_inputs: int, seed: int, out: Path) -> None:
             return bytes(atheris.Mutate(data, max_size))
         return mutator.new_input([data])[:max_size]
 
-    options = [f"-seed={seed}", f"-max_len={_MOST_INPUT_BYTES}", "-rss_limit_mb=0", "-timeout=0", "-print_final_stats=0",
-               "-verbosity=0", "-detect_leaks=0", f"-artifact_prefix={folder}/"]  # fmt: skip
+    options = [
+        f"-seed={seed}",
+        f"-max_len={_MOST_INPUT_BYTES}",
+        "-rss_limit_mb=0",
+        "-timeout=0",
+        "-print_final_stats=0",
+        "-verbosity=0",
+        "-detect_leaks=0",
+        f"-artifact_prefix={folder}/",
+    ]
     atheris.Setup([sys.argv[0], *options, str(folder)], test_one_input, custom_mutator=change)
     atheris.Fuzz()
 

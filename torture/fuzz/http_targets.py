@@ -8,8 +8,6 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import h11
-from torture.fuzz.judge import FuzzTarget
-from torture.fuzz.telephone_targets import pieces
 from websockets.uri import parse_uri
 
 from telephony_tts.transport import origins
@@ -20,13 +18,15 @@ from telephony_tts.transport.sound_fetch import SoundAddress
 from telephony_tts.wire import plivo, twilio, vonage
 from telephony_tts.wire.fields import CALL_NAME
 from telephony_tts.wire.http_signature import SignatureVerifier
+from torture.fuzz.judge import FuzzTarget
+from torture.fuzz.telephone_targets import pieces
 
 _LENIENT = re.compile(rb"[\s\x00]*(content-length|transfer-encoding)[\s\x00]*:", re.IGNORECASE)
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r|\x0b|\x0c|\x85")
 
 
 def read_head(data: bytes) -> None:
-    """The head of a request, as the listening socket reads it, and as the server behind it and a lenient proxy would."""
+    """The head of a request, as the listening socket, the server behind it and a lenient proxy read it."""
     whole, cut = RequestHead(any_method=True), RequestHead(any_method=True)
     body = data[1:]
     done = whole.feed(body) if body else False
@@ -50,7 +50,9 @@ def read_head(data: bytes) -> None:
         return  # it is refused there, so nothing of it is served
     assert isinstance(event, h11.Request), event
     assert (event.method.decode(), event.target.decode()) == (whole.method, whole.target)
-    seen = [value.decode("latin-1") for name, value in event.headers if name in (b"content-length", b"transfer-encoding")]
+    seen = [
+        value.decode("latin-1") for name, value in event.headers if name in (b"content-length", b"transfer-encoding")
+    ]
     assert [value.lower() for value in seen] == [value.lower() for value in lengths + encodings]
 
 
@@ -61,7 +63,7 @@ _VONAGE = vonage.TokenVerifier("secret")
 def read_signatures(data: bytes) -> None:
     """Headers of handshakes, one on a line. No input is signed with the secrets here, which the seeds do not hold."""
     lines = data.decode("latin-1").split("\n")
-    first, second, third = (lines + ["", "", ""])[:3]
+    first, second, third = [*lines, "", "", ""][:3]
     assert not twilio.verify("secret", "wss://a.example/media/twilio?" + second, first)
     assert not plivo.verify_v3("secret", "wss://a.example/media/plivo?" + second, first, third)
     assert _VONAGE.flaw(first, 1_800_000_000) is not None
@@ -74,7 +76,7 @@ _ALLOWED_DIALS = ("ws://pbx.example:8088/media/", "wss://pbx.example/ws")
 
 
 def read_addresses(data: bytes) -> None:
-    """Addresses that a bot or a program asks for. What is allowed must lead to the host and the path that were listed."""
+    """Addresses that a bot or a program asks for. What is allowed must lead to the listed host and path."""
     url = data.decode("latin-1")
     with suppress(ValueError):
         address = SoundAddress.of(url)
@@ -111,46 +113,88 @@ def read_origins(data: bytes) -> None:
 
 
 _GET = b"\x06GET /v1/stream?call=c1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
-_POST = b"\x02POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
+_POST = (
+    b"\x02POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
+)
 
 HTTP_TARGETS = (
     FuzzTarget(
-        "request_head", read_head,
+        "request_head",
+        read_head,
         (
-            _GET, _POST, b"\x06POST /calls/c1/v1/speak HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-            b"\x01GET / HTTP/1.0\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"\x03GET http://a/b?c HTTP/1.1\r\nhost:\tx \r\nX: \xff\r\n\r\n",
+            _GET,
+            _POST,
+            b"\x06POST /calls/c1/v1/speak HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"\x01GET / HTTP/1.0\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+            b"\x03GET http://a/b?c HTTP/1.1\r\nhost:\tx \r\nX: \xff\r\n\r\n",
         ),
         (
-            b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding : chunked\r\n",
-            b"Transfer-Encoding: identity, chunked\r\n", b"Content-Length: +5\r\n", b"Content-Length: 5, 5\r\n", b" folded\r\n",
-            b"\r\n\r\n", b"HTTP/1.1", b"HTTP/2.0", b"Expect: 100-continue\r\n", b"Host: y\r\n", b"\rTransfer-Encoding: chunked\r\n",
+            b"Content-Length: 5\r\n",
+            b"Transfer-Encoding: chunked\r\n",
+            b"Transfer-Encoding : chunked\r\n",
+            b"Transfer-Encoding: identity, chunked\r\n",
+            b"Content-Length: +5\r\n",
+            b"Content-Length: 5, 5\r\n",
+            b" folded\r\n",
+            b"\r\n\r\n",
+            b"HTTP/1.1",
+            b"HTTP/2.0",
+            b"Expect: 100-continue\r\n",
+            b"Host: y\r\n",
+            b"\rTransfer-Encoding: chunked\r\n",
         ),
     ),
     FuzzTarget(
-        "signatures", read_signatures,
+        "signatures",
+        read_signatures,
         (
             b'sig1=("@request-target" "@authority" "audiohook-organization-id" "audiohook-session-id" '
             b'"audiohook-correlation-id" "x-api-key");keyid="key";nonce="VGhpc0lzQVZlcnlSYW5kb20";alg="hmac-sha256";'
             b"created=1800000000;expires=1800000010\nsig1=:" + b"A" * 43 + b"=:\na.example",
             b"eyJhbGciOiJIUzI1NiJ9.eyJpYXQiOjE4MDAwMDAwMDAsImV4cCI6MTgwMDAwMDMwMH0.AAAA\na=b\nn",
-            b"eyJhbGciOiJub25lIn0.eyJpYXQiOjE4MDAwMDAwMDB9.\na\nn", b"YWJj,ZGVm\nx=%20y\nnonce",
+            b"eyJhbGciOiJub25lIn0.eyJpYXQiOjE4MDAwMDAwMDB9.\na\nn",
+            b"YWJj,ZGVm\nx=%20y\nnonce",
         ),
         (b"sig1=", b';nonce="', b";created=", b"eyJhbGciOiJub25lIn0", b".", b"==", b","),
     ),
     FuzzTarget(
-        "addresses", read_addresses,
+        "addresses",
+        read_addresses,
         (
-            b"https://sounds.example:8443/en/a.wav?x=1", b"https://sounds.example:8443/en/%2e%2e/a", b"ws://pbx.example:8088/media/c1",
-            b"wss://pbx.example/ws", b"ws://pbx.example:8088@evil.example/media/x", b"https://[::1]:8443/en/",
+            b"https://sounds.example:8443/en/a.wav?x=1",
+            b"https://sounds.example:8443/en/%2e%2e/a",
+            b"ws://pbx.example:8088/media/c1",
+            b"wss://pbx.example/ws",
+            b"ws://pbx.example:8088@evil.example/media/x",
+            b"https://[::1]:8443/en/",
         ),
-        (b"@", b"\\", b"%2e%2e", b"%2f", b"..", b"#", b"?", b"evil.example", b"//", b"[::ffff:127.0.0.1]", b":8088", b";", b"\t"),
+        (
+            b"@",
+            b"\\",
+            b"%2e%2e",
+            b"%2f",
+            b"..",
+            b"#",
+            b"?",
+            b"evil.example",
+            b"//",
+            b"[::ffff:127.0.0.1]",
+            b":8088",
+            b";",
+            b"\t",
+        ),
     ),
     FuzzTarget(
-        "origins", read_origins,
+        "origins",
+        read_origins,
         (
-            b"https://a.example\na.example", b"http://localhost:3000\nlocalhost:3000", b"null\nx", b"http://10.0.0.5\n10.0.0.5",
-            b"http://[::1]:80\n[::1]", b"chrome-extension://abc\nabc",
+            b"https://a.example\na.example",
+            b"http://localhost:3000\nlocalhost:3000",
+            b"null\nx",
+            b"http://10.0.0.5\n10.0.0.5",
+            b"http://[::1]:80\n[::1]",
+            b"chrome-extension://abc\nabc",
         ),
         (b"localhost", b".localhost", b"127.0.0.1", b"[::1]", b"@", b":", b"\n", b"://"),
     ),
-)  # fmt: skip
+)

@@ -16,19 +16,87 @@ MAX_BYTES = 65_536
 _NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?")
 _JSON_VALUE = re.compile(rb'(?<=:)\s*(?:"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null)')
 _NUMBERS = (
-    b"0", b"-1", b"1", b"255", b"256", b"65535", b"65536", b"2147483648", b"4294967295", b"9007199254740993",
-    b"18446744073709551616", b"1e999", b"-1e999", b"1e-999", b"0.1", b"NaN", b"Infinity", b"00", b"0x10", b"1_000",
-    b"\xd9\xa3", b"9" * 40, b"9" * 400,
-)  # fmt: skip
+    b"0",
+    b"-1",
+    b"1",
+    b"255",
+    b"256",
+    b"65535",
+    b"65536",
+    b"2147483648",
+    b"4294967295",
+    b"9007199254740993",
+    b"18446744073709551616",
+    b"1e999",
+    b"-1e999",
+    b"1e-999",
+    b"0.1",
+    b"NaN",
+    b"Infinity",
+    b"00",
+    b"0x10",
+    b"1_000",
+    b"\xd9\xa3",
+    b"9" * 40,
+    b"9" * 400,
+)
 _VALUES = (
-    b"null", b"true", b"false", b'""', b"[]", b"{}", b"[[]]", b'{"":null}', b'"\\ud800"', b'"\\u0000"', b'"\xf0\x9f\x98\x80"',
-    b'"' + b"x" * 300 + b'"', b'"' + b"9" * 20 + b'"', b'"../../etc/passwd"', b'"\xff"', *_NUMBERS,
-)  # fmt: skip
+    b"null",
+    b"true",
+    b"false",
+    b'""',
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b'{"":null}',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b'"\xf0\x9f\x98\x80"',
+    b'"' + b"x" * 300 + b'"',
+    b'"' + b"9" * 20 + b'"',
+    b'"../../etc/passwd"',
+    b'"\xff"',
+    *_NUMBERS,
+)
 _BYTES = (
-    b"\0", b"\n", b"\r\n", b"\r", b"\t", b" ", b'"', b"'", b"\\", b"{", b"}", b"[", b"]", b"<", b">", b"&", b":", b",", b";",
-    b"=", b"%", b"%00", b"%2e%2e", b"/", b"..", b"#", b"?", b"\x7f", b"\x80", b"\xff", b"\xff\xff\xff\xff", b"\xef\xbb\xbf",
-    b"\xed\xa0\x80", b"\xc0\xaf", b"\xe2\x80\xa8", b"\xe4\xbd\xa0", b"\x1e",
-)  # fmt: skip
+    b"\0",
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"\t",
+    b" ",
+    b'"',
+    b"'",
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b"<",
+    b">",
+    b"&",
+    b":",
+    b",",
+    b";",
+    b"=",
+    b"%",
+    b"%00",
+    b"%2e%2e",
+    b"/",
+    b"..",
+    b"#",
+    b"?",
+    b"\x7f",
+    b"\x80",
+    b"\xff",
+    b"\xff\xff\xff\xff",
+    b"\xef\xbb\xbf",
+    b"\xed\xa0\x80",
+    b"\xc0\xaf",
+    b"\xe2\x80\xa8",
+    b"\xe4\xbd\xa0",
+    b"\x1e",
+)
 
 
 class Mutator:
@@ -38,9 +106,19 @@ class Mutator:
         self._random = random.Random(seed)
         self._words = (*words, *_BYTES)
         self._changes: tuple[Callable[[bytes], bytes], ...] = (
-            self._flip, self._replace_byte, self._insert, self._insert, self._remove, self._copy, self._repeat,
-            self._cut, self._number, self._value, self._value, self._nest,
-        )  # fmt: skip
+            self._flip,
+            self._replace_byte,
+            self._insert,
+            self._insert,
+            self._remove,
+            self._copy,
+            self._repeat,
+            self._cut,
+            self._number,
+            self._value,
+            self._value,
+            self._nest,
+        )
 
     def new_input(self, known: Sequence[bytes]) -> bytes:
         """A changed input. `known` has at least one."""
@@ -90,7 +168,10 @@ class Mutator:
 
     def _repeat(self, data: bytes) -> bytes:
         begin, end = self._range(data)
-        n = min(self._random.choice((2, 3, 10, 100, 1_000) if self._rarely() else (2, 3, 10)), MAX_BYTES // max(1, end - begin))
+        n = min(
+            self._random.choice((2, 3, 10, 100, 1_000) if self._rarely() else (2, 3, 10)),
+            MAX_BYTES // max(1, end - begin),
+        )
         return data[:begin] + data[begin:end] * n + data[end:]
 
     def _cut(self, data: bytes) -> bytes:
@@ -114,7 +195,9 @@ class Mutator:
         limit = sys.getrecursionlimit()
         deep_ones = (limit - self._random.randrange(120), limit - self._random.randrange(120), 5_000)
         depth = self._random.choice(deep_ones if self._rarely() else (3, 40))
-        begin, end = self._random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b"- ", b""), (b"<p>", b"</p>"), (b"(", b")")))
+        begin, end = self._random.choice(
+            ((b"[", b"]"), (b'{"a":', b"}"), (b"- ", b""), (b"<p>", b"</p>"), (b"(", b")"))
+        )
         deep = begin * depth + b"1" + end * depth
         if self._random.random() < 0.7:
             return self._swap(data, _JSON_VALUE, (deep,))

@@ -22,17 +22,31 @@ def result_of(judge: Judge, seconds: float) -> dict[str, Any]:
 
 def _shown(finding: Finding) -> dict[str, Any]:
     data = repr(finding.data[:_MOST_SHOWN_BYTES])
-    return {"kind": finding.kind, "place": finding.place, "detail": finding.detail, "bytes": len(finding.data), "input": data}
+    return {
+        "kind": finding.kind,
+        "place": finding.place,
+        "detail": finding.detail,
+        "bytes": len(finding.data),
+        "input": data,
+    }
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:
     rows = [("target", "inputs", "per s", "slowest ms", "findings")]
     rows += [
-        (each["target"], f"{each['inputs']:,}", f"{each['per_s']:,}", str(each["slowest_ms"]), str(len(each["findings"])))
+        (
+            each["target"],
+            f"{each['inputs']:,}",
+            f"{each['per_s']:,}",
+            str(each["slowest_ms"]),
+            str(len(each["findings"])),
+        )
         for each in results
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in rows
     )

@@ -13,8 +13,7 @@ from torture.fuzz.text_targets import TEXT_TARGETS
 from torture.fuzz.wire_targets import WIRE_TARGETS
 
 TARGETS = {
-    target.name: target
-    for target in (*WIRE_TARGETS, *TELEPHONE_TARGETS, *HTTP_TARGETS, *TEXT_TARGETS, *FILE_TARGETS)
+    target.name: target for target in (*WIRE_TARGETS, *TELEPHONE_TARGETS, *HTTP_TARGETS, *TEXT_TARGETS, *FILE_TARGETS)
 }
 
 

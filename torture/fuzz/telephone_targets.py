@@ -6,8 +6,6 @@ import json
 import uuid
 from collections.abc import Iterator
 
-from torture.fuzz.judge import FuzzTarget
-
 from sip_bridge.ari import messages as ari
 from sip_bridge.ari.config import OriginateConfig
 from sip_bridge.ari.originate import Originator
@@ -15,6 +13,7 @@ from sip_bridge.audiosocket.frames import AudioSocketReader
 from sip_bridge.freeswitch.esl_messages import EslGarbage, EslReader, event, execute
 from sip_bridge.freeswitch.speech_files import is_folder, is_speech_file
 from sip_bridge.rtp.packets import RtpReceiver, RtpSender
+from torture.fuzz.judge import FuzzTarget
 
 _MOST_FILLED_BYTES = 1_600 + 4 * 65_536
 
@@ -109,30 +108,41 @@ _EVENT = (
     "Event-Name: CUSTOM\nEvent-Subclass: mod_audio_stream%3A%3Aplay\nUnique-ID: 5b2c7c3e-1111-4222-8333-444455556666\n"
     "File: /tmp/5b2c7c3e-1111-4222-8333-444455556666_1.tmp.r8\nContent-Length: 2\n\n{}"
 )
-_CHANNEL = {"id": "1.2", "name": "PJSIP/x", "state": "Up", "caller": {"number": "1", "name": "x"}, "connected": {},
-            "dialplan": {"exten": "7", "app_name": "Stasis", "app_data": "tts,a"}}  # fmt: skip
+_CHANNEL = {
+    "id": "1.2",
+    "name": "PJSIP/x",
+    "state": "Up",
+    "caller": {"number": "1", "name": "x"},
+    "connected": {},
+    "dialplan": {"exten": "7", "app_name": "Stasis", "app_data": "tts,a"},
+}
 
 TELEPHONE_TARGETS = (
     FuzzTarget(
-        "audiosocket", read_audiosocket,
+        "audiosocket",
+        read_audiosocket,
         (
             _NAMED + _frame(0x10, bytes(320)) + _frame(0x03, b"5") + _frame(0x00, b""),
             _NAMED + _frame(0x12, bytes(640)) + _frame(0xFF, b"\x01") + _frame(0x42, b"x") + _frame(0x10, b"xyz"),
-            b"\x00" + _NAMED[1:] + _frame(0x18, bytes(64)) * 3, b"\x06GET / HTTP/1.1\r\n\r\n",
+            b"\x00" + _NAMED[1:] + _frame(0x18, bytes(64)) * 3,
+            b"\x06GET / HTTP/1.1\r\n\r\n",
         ),
         (b"\x10\x01\x40", b"\x01\x00\x10", b"\x03\x00\x01", b"\x00\x00\x00", b"\xff\x00\x00", b"\x10\xff\xff"),
     ),
     FuzzTarget(
-        "rtp", read_rtp,
+        "rtp",
+        read_rtp,
         (
-            _packets(*_AUDIO), _packets(_AUDIO[0], _AUDIO[2], _AUDIO[1], _AUDIO[1], _AUDIO[4]),
+            _packets(*_AUDIO),
+            _packets(_AUDIO[0], _AUDIO[2], _AUDIO[1], _AUDIO[1], _AUDIO[4]),
             _packets(b"\x91\x80\x00\x01" + bytes(8) + b"csrc" + b"\xbe\xde\x00\x01" + bytes(4) + bytes(160)),
             _packets(b"\xa0\x80\x00\x01" + bytes(8) + bytes(156) + b"\0\0\0\x04", b"\x80\x65" + bytes(14)),
         ),
         (b"\x80\x00", b"\x80\x80", b"\x90\x00", b"\xa0\x00", b"\xff\xff", b"\x00\xac", b"\x00\x0c"),
     ),
     FuzzTarget(
-        "esl", read_esl,
+        "esl",
+        read_esl,
         (
             _esl("Content-Type: auth/request\n\n", "Content-Type: command/reply\nReply-Text: +OK accepted\n\n"),
             _esl(f"Content-Length: {len(_EVENT)}\nContent-Type: text/event-plain\n\n{_EVENT}"),
@@ -141,27 +151,41 @@ TELEPHONE_TARGETS = (
         (b"\n\n", b"Content-Length: ", b"Content-Type: text/event-plain", b"Unique-ID: ", b"File: /", b"%0A", b": "),
     ),
     FuzzTarget(
-        "ari", read_ari,
+        "ari",
+        read_ari,
         tuple(
             json.dumps(message).encode()
             for message in (
                 {"type": "StasisStart", "channel": _CHANNEL, "args": ["a"]},
                 {"type": "ChannelDestroyed", "channel": _CHANNEL, "cause": 16, "cause_txt": "Normal"},
                 {"type": "ChannelDtmfReceived", "channel": _CHANNEL, "digit": "5"},
-                {"type": "RESTResponse", "request_id": "r1", "status_code": 200,
-                 "message_body": json.dumps({**_CHANNEL, "channelvars": {"UNICASTRTP_LOCAL_PORT": "9"}})},
+                {
+                    "type": "RESTResponse",
+                    "request_id": "r1",
+                    "status_code": 200,
+                    "message_body": json.dumps({**_CHANNEL, "channelvars": {"UNICASTRTP_LOCAL_PORT": "9"}}),
+                },
                 {"type": "ApplicationReplaced"},
             )
         ),
         (b'"type":', b'"channel":', b'"cause":', b'"digit":', b'"message_body":'),
     ),
     FuzzTarget(
-        "order", read_order,
+        "order",
+        read_order,
         (
-            json.dumps({"endpoint": "PJSIP/100", "caller_id": "Shop <+49>", "call": "c1", "variables": {"LANG": "de"},
-                        "timeout_s": 30, "wait": True}).encode(),
+            json.dumps(
+                {
+                    "endpoint": "PJSIP/100",
+                    "caller_id": "Shop <+49>",
+                    "call": "c1",
+                    "variables": {"LANG": "de"},
+                    "timeout_s": 30,
+                    "wait": True,
+                }
+            ).encode(),
             b'{"endpoint": "Local/1@x"}',
         ),
         (b'"endpoint":', b'"variables":', b"PJSIP/", b'"timeout_s":', b"&", b"^"),
     ),
-)  # fmt: skip
+)

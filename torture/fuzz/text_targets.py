@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from torture.fuzz.judge import FuzzTarget
-
 import sip_bridge.config
 from telephony_tts import config, lexicon_files
 from telephony_tts.errors import ConfigError
 from telephony_tts.text.lexicon import find_readings
 from telephony_tts.text.ssml import MarkupBreak, MarkupEvent, SsmlReader, begins_with_speak
+from torture.fuzz.judge import FuzzTarget
 
 _SECRET = "the-secret-that-nobody-may-see"
 _MOST_ERROR_CHARS = 100_000
@@ -100,29 +99,76 @@ _CONFIG = (
     "server: !!map [a, b]\nx: !!int ''\ny: 2026-13-40\nz: !!timestamp q\n? [a]\n: b\n",
 )
 _BRIDGE = (
-    "server: {url: 'ws://127.0.0.1:8080/media/native', lead_ms: 100}\naudiosocket: {allowed: [10.0.0.0/8], rate_hz: 8000}\n",
+    "server: {url: 'ws://127.0.0.1:8080/media/native'}\naudiosocket: {allowed: [10.0.0.0/8], rate_hz: 8000}\n",
     "ari: {enabled: true, password: secret, originate: {token: 12345678, endpoints: [PJSIP/]}}\ndrain_s: 3\n",
     "freeswitch: {enabled: true, password: ClueCon}\nhttp: {port: 0}\nlog: {format: text}\n",
 )
 _YAML_WORDS = (
-    b"&a ", b"*a", b"<<: ", b"!!map ", b"!!set ", b"!!binary ", b"!!float ", b"!!timestamp ", b"!!omap ", b"- ", b"? ", b": ",
-    b"\n  ", b"| ", b"> ", b"---\n", b"...\n", b"%YAML 1.1\n", b"{", b"}", b"~", b".inf", b".nan", b"0o17", b"1:20", b"yes",
-)  # fmt: skip
+    b"&a ",
+    b"*a",
+    b"<<: ",
+    b"!!map ",
+    b"!!set ",
+    b"!!binary ",
+    b"!!float ",
+    b"!!timestamp ",
+    b"!!omap ",
+    b"- ",
+    b"? ",
+    b": ",
+    b"\n  ",
+    b"| ",
+    b"> ",
+    b"---\n",
+    b"...\n",
+    b"%YAML 1.1\n",
+    b"{",
+    b"}",
+    b"~",
+    b".inf",
+    b".nan",
+    b"0o17",
+    b"1:20",
+    b"yes",
+)
 
 TEXT_TARGETS = (
     FuzzTarget(
-        "ssml", read_ssml, tuple(bytes((1 + number,)) + text.encode() for number, text in enumerate(_SSML)),
-        (b"<break ", b'time="', b"</", b"/>", b"<!--", b"-->", b"<![CDATA[", b"]]>", b"&#x", b"<?", b"?>", b"<say-as ", b"<p>"),
+        "ssml",
+        read_ssml,
+        tuple(bytes((1 + number,)) + text.encode() for number, text in enumerate(_SSML)),
+        (
+            b"<break ",
+            b'time="',
+            b"</",
+            b"/>",
+            b"<!--",
+            b"-->",
+            b"<![CDATA[",
+            b"]]>",
+            b"&#x",
+            b"<?",
+            b"?>",
+            b"<say-as ",
+            b"<p>",
+        ),
     ),
     FuzzTarget(
-        "lexicon", read_lexicon,
+        "lexicon",
+        read_lexicon,
         (
-            "SQL: sequel\nno: number\n'Dr.': {say: Doctor, case: exact}\n".encode(), "行: 'háng'\n重庆: chong2 qing4\n".encode(),
-            b"/(\\d+) cats?/: '\\1 felines'\noptions: {polyphones: false}\n", b"a: b\na: c\nb: {say: [x]}\nc: ~\n",
+            b"SQL: sequel\nno: number\n'Dr.': {say: Doctor, case: exact}\n",
+            "行: 'háng'\n重庆: chong2 qing4\n".encode(),
+            b"/(\\d+) cats?/: '\\1 felines'\noptions: {polyphones: false}\n",
+            b"a: b\na: c\nb: {say: [x]}\nc: ~\n",
             "tomato: '[təˈmeɪtoʊ]'\n".encode(),
         ),
         (*_YAML_WORDS, b"/", b"(?i)", b"(?:", b"\\1", b"{say: ", b"case: exact", b"[0-9]{1,9}", b"(a|b)*"),
     ),
-    FuzzTarget("server_config", read_server_config, tuple(map(str.encode, _CONFIG)), _YAML_WORDS, most_ms=_MOST_START_MS),
-    FuzzTarget("bridge_config", read_bridge_config, tuple(map(str.encode, _BRIDGE)), _YAML_WORDS, most_ms=_MOST_START_MS),
-)  # fmt: skip
+    FuzzTarget(
+        "server_config", read_server_config, tuple(map(str.encode, _CONFIG)), _YAML_WORDS, most_ms=_MOST_START_MS
+    ),
+    FuzzTarget(
+        "bridge_config", read_bridge_config, tuple(map(str.encode, _BRIDGE)), _YAML_WORDS, most_ms=_MOST_START_MS
+    ),
+)
