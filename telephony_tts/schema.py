@@ -130,7 +130,8 @@ class _Reader:
             return section()
         n_before = len(self._problems)
         self._problems += [self._unknown(section, key, path) for key in raw if key not in names(section)]
-        hints = _hints(typing.cast("type[Any]", section))
+        kind: type = section
+        hints = _hints(kind)
         given: dict[str, Any] = {}
         for item in fields(section):  # type: ignore[arg-type]  # a dataclass, which a TypeVar cannot say
             if item.name not in raw:

@@ -12,7 +12,9 @@ from telephony_tts import config
 from telephony_tts.audio.sound_file import decode_sound
 from telephony_tts.errors import AudioError, ConfigError
 from telephony_tts.schema import show
+from telephony_tts.transport.call_address import call_in
 from telephony_tts.transport.fronts import MovedSocket, unpacked
+from telephony_tts.transport.request_head import RequestHead
 
 MOST_S = 5.0
 
@@ -133,3 +135,12 @@ def test_a_sound_of_a_rate_that_nothing_plays_is_refused_before_it_is_decoded(mo
     with pytest.raises(AudioError, match="655350 Hz"):
         decode_sound(out.getvalue(), 600)
     assert not decoded
+
+
+@pytest.mark.parametrize("call", ["c1&", "..", "", "x" * 129, "%2e%2e"])
+def test_a_call_that_a_vendors_address_misnames_is_no_call(call: str) -> None:
+    """It will be refused, and until then other fronts were told that this one has it."""
+    for named, is_one in ((call, False), ("c1", True)):
+        head = RequestHead()
+        head.feed(f"GET /calls/{named}/v1/speak HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert call_in(head) == (named if is_one else None)

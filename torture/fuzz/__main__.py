@@ -124,7 +124,7 @@ def _write(file: Path, result: dict[str, Any], seed: int, *, guided: bool) -> No
         "runs": runs,
     }
     kept["inputs"] = sum(each["inputs"] for each in kept["targets"].values())
-    file.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

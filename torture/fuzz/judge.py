@@ -67,7 +67,7 @@ class Judge:
         try:
             self.target.run(data)
         except Exception as error:
-            return self._found("exception", _place(error), "".join(traceback.format_exception(error))[-2_000:], data)
+            return self._found("exception", _place(error), _told(error), data)
         ms = (time.thread_time_ns() - begin_ns) / _NS_PER_MS
         if ms > self.target.most_ms:
             ms = min(ms, *(self._again_ms(data) for _ in range(_TRIES - 1)))  # the first use of a thing takes longer
@@ -90,6 +90,11 @@ class Judge:
         if known is None or len(data) < len(known.data):  # the shortest input is the easiest to read
             self.findings[kind, place] = Finding(self.target.name, kind, place, detail, data)
         return self.findings[kind, place]
+
+
+def _told(error: Exception) -> str:
+    """The traceback. It may quote an input, which has any characters."""
+    return "".join(traceback.format_exception(error))[-2_000:].encode("ascii", "backslashreplace").decode()
 
 
 def _peak_kb() -> int:
