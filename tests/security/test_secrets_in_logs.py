@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +15,6 @@ from urllib.parse import quote
 
 import pytest
 from raw_peer import raw_peer
-from served import process
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
@@ -44,6 +46,14 @@ HIDDEN = (
 )
 
 
+_UNLIMITED = """
+from telephony_tts import cli, logs
+logs.LineLimit.outside_calls = classmethod(lambda kind: kind(1_000_000, 1_000_000))
+cli.main()
+"""
+"""The server without its limit on lines, which would hide most of what is looked for."""
+
+
 async def _everywhere(port: int) -> None:
     """A right and a wrong token in every place where clients put one, at every door."""
     for token in (TOKEN, WRONG):
@@ -68,10 +78,10 @@ async def _everywhere(port: int) -> None:
             (f"/no/such/path?token={token}", bearer),
         ):
             try:
-                async with connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers, proxy=None) as socket:
-                    await socket.send('{"type":"say","text":"Hi."}')
+                async with connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers, proxy=None) as peer:
+                    await peer.send('{"type":"say","text":"Hi."}')
                     async with asyncio.timeout(0.3):
-                        await socket.recv()
+                        await peer.recv()
             except (WebSocketException, OSError, TimeoutError):
                 pass
         async with raw_peer(port, f"/v1/stream?audio=none&token={TOKEN}") as peer:
@@ -117,11 +127,29 @@ def test_a_talkative_server_prints_no_secret(form: str, tmp_path: Path) -> None:
     }
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     log = tmp_path / "log"
-    with process("--config", str(tmp_path / "config.yaml"), log=log) as (served, port):
-        _wait_until_ready(port)
-        asyncio.run(_everywhere(port))
-        served.terminate()
-        told = served.communicate(timeout=20)[0] + log.read_text()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-c",
+        _UNLIMITED,
+        "serve",
+        "--port",
+        str(port),
+        "--config",
+        str(tmp_path / "config.yaml"),
+    ]
+    with open(log, "w") as file:
+        served = subprocess.Popen(command, stdout=file, stderr=file)
+        try:
+            _wait_until_ready(port)
+            asyncio.run(_everywhere(port))
+            served.terminate()
+            served.wait(timeout=30)
+        finally:
+            served.kill()
+            served.wait()
+    told = log.read_text()
     assert "unauthorized" in told and "dial_refused" in told, "the doors were not reached"
     found = [secret for secret in HIDDEN if secret in told]
     assert not found, [line for line in told.splitlines() if any(secret in line for secret in found)][:3]
