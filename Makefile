@@ -18,6 +18,10 @@ PYTEST_ARGS ?=
 PROCESSES   ?= 2
 EXTENSION   ?= 700
 DEMO_ARGS   ?=
+# make fuzz: which parsers (all if empty), and how many inputs for each.
+TARGET      ?=
+N           ?= 20000
+FUZZ_ARGS   ?=
 # make gpu-check: how long it may take, where its results are, and the Python that runs it. A machine without a network
 # takes the packages that its Python lacks from a folder of wheels, which make gpu-wheels fills elsewhere.
 GPU_BUDGET_S ?= 480
@@ -48,7 +52,7 @@ BUILD_ARGS  ?=
 LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
 LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
+.PHONY: help run model setup check test test-quick soak fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -58,6 +62,8 @@ help:
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
 	@echo "make test-quick   check, then the tests without sockets, processes and clocks: three minutes"
 	@echo "make soak    the long repetitions of some tests: many minutes"
+	@echo "make fuzz    inputs that no parser expects         (TARGET='ssml esl' N=1000000 FUZZ_ARGS='--seed 7')"
+	@echo "make autobahn   the Autobahn test suite against our WebSockets (needs Python 2.7)"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
 	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
 	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
@@ -92,6 +98,12 @@ test-quick: check
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest --only soak $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python -m torture.fuzz $(TARGET) --inputs $(N) $(FUZZ_ARGS)
+
+autobahn: $(VENV)/.installed-dev
+	@$(BIN)/python -m torture.autobahn --json benchmarks/results/autobahn.json
 
 # schedule.py and fleet.py are left out: they measure nothing, but compute from costs that are inputs. gpu_check.py has a
 # target of its own.

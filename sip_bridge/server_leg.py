@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 
 from sip_bridge import metrics
 from sip_bridge.config import TtsServerConfig
 from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.transport.connection import DialledConnection
+from telephony_tts.transport.connection import Dial, DialledConnection
 
 RATES_HZ = (8_000, 16_000, 24_000, 48_000)
 """The rates that the server can send. The bridge resamples to any other rate."""
@@ -250,17 +249,14 @@ async def join(server: TtsServerConfig) -> ServerLeg:
 
 
 async def _connect(server: TtsServerConfig, within_s: float) -> DialledConnection:
-    connection = await connect(
+    connection = await Dial(
         server.url,
         additional_headers={"Authorization": f"Bearer {server.token}"} if server.token else {},
-        create_connection=DialledConnection,
-        compression=None,
         max_size=_MAX_MESSAGE_BYTES,
         open_timeout=within_s,
         ping_interval=server.ping_interval_s,
         ping_timeout=server.ping_interval_s,
         close_timeout=_CLOSE_TIMEOUT_S,
-        proxy=None,
     )
     assert isinstance(connection, DialledConnection)
     connection.watch_slow_reader(server.slow_reader_s)

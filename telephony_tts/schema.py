@@ -7,6 +7,7 @@ between fields, and `field(repr=False)` for a secret. A field may be a section, 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ Section = TypeVar("Section")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 MAX_GUESSES = 4
 """The most keys that are suggested for an unknown key."""
+_MOST_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,30 @@ def names(section: type) -> list[str]:
 
 def show(value: object) -> str:
     """`value` for an error message: short, whatever it is."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    shown = ""
+    for piece in _spelt(value):
+        shown += piece
+        if len(shown) > _MOST_SHOWN_CHARS:
+            return shown[: _MOST_SHOWN_CHARS - 3] + "..."
+    return shown
+
+
+def _spelt(value: object) -> Iterator[str]:
+    """`repr(value)` in pieces. The whole of it may be endless: with aliases a short YAML file says anything often."""
+    if isinstance(value, dict | list):
+        is_dict = isinstance(value, dict)
+        yield "{" if is_dict else "["
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _spelt(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _spelt(value[item])
+        yield "}" if is_dict else "]"
+    elif isinstance(value, tuple):
+        yield f"({show(list(value))[1:-1]})"
+    else:
+        yield repr(value)
 
 
 class _Reader:
@@ -107,7 +131,8 @@ class _Reader:
             return section()
         n_before = len(self._problems)
         self._problems += [self._unknown(section, key, path) for key in raw if key not in names(section)]
-        hints = typing.get_type_hints(section, include_extras=True)
+        kind: type = section
+        hints = _hints(kind)
         given: dict[str, Any] = {}
         for item in fields(section):  # type: ignore[arg-type]  # a dataclass, which a TypeVar cannot say
             if item.name not in raw:
@@ -147,11 +172,12 @@ class _Reader:
     def _unknown(self, section: type, key: object, path: str) -> str:
         """The message for an unknown key. It suggests keys that are spelt alike in this section, or have the same name
         in other sections. At the top level the latter come first: the section was probably forgotten."""
-        alike = difflib.get_close_matches(str(key), names(section), n=1)
+        alike = difflib.get_close_matches(str(key)[:_MOST_SHOWN_CHARS], names(section), n=1)
         same = [name for name in self._keys if name.rpartition(".")[2] == key]
         near = (alike or same) if path else (same or alike)
         guess = f" Did you mean {_one_of(near)}?" if 0 < len(near) <= MAX_GUESSES else ""
-        return f"{_join(path, str(key))}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
+        shown = str(key)[:_MOST_SHOWN_CHARS]
+        return f"{_join(path, shown)}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
 
 
 def _named_section(hint: Any) -> type[Any] | None:
@@ -205,14 +231,20 @@ def _text_by_text(value: object) -> dict[str, str]:
     return dict(value)
 
 
+@functools.cache
+def _hints(section: type) -> dict[str, Any]:
+    return typing.get_type_hints(section, include_extras=True)
+
+
 def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else str(number)
 
 
 def _keys(section: type, path: str = "") -> Iterator[str]:
     """All keys of a section and of its sections, dotted."""
-    for name, hint in typing.get_type_hints(section).items():
+    for name, hint in _hints(section).items():
         key = _join(path, name)
+        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
         yield key
         if is_dataclass(hint):
             yield from _keys(typing.cast(type, hint), key)

@@ -17,6 +17,9 @@ from telephony_tts.errors import ConfigError
 from telephony_tts.schema import names, show
 
 Tree = dict[Any, Any]
+_MOST_LISTED = 100
+"""The most problems of a file that an error lists."""
+_MOST_SHOWN_CHARS = 200
 
 
 def read_tree(path: str, root: type, problems: list[str]) -> Tree:
@@ -32,8 +35,10 @@ def read_tree(path: str, root: type, problems: list[str]) -> Tree:
         at = error.problem_mark
         where = f", line {at.line + 1}, column {at.column + 1}" if at else ""
         raise ConfigError(f"{path}{where}: not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for a date such as 2026-13-40
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not YAML: nested too deeply; expected sections with settings") from error
+    except Exception as error:  # PyYAML has an error of its own for each tag with a wrong value, such as 2026-13-40
+        raise ConfigError(f"{path}: not YAML: {str(error)[:_MOST_SHOWN_CHARS] or type(error).__name__}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -73,7 +78,10 @@ def raise_problems(path: str | None, problems: Sequence[str]) -> None:
     """Raises one ConfigError that lists all problems, if there are any."""
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
+        shown = list(problems[:_MOST_LISTED])
+        if len(shown) < len(problems):
+            shown.append(f"and {len(problems) - len(shown)} more")
+        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *shown]))
 
 
 def _parse(text: str, problems: list[str]) -> object:
@@ -92,9 +100,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # a tag can claim a list to be one
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    self.repeated.append(f"{key.value}: given twice in one section (line {key.start_mark.line + 1})")
+                    shown = key.value[:_MOST_SHOWN_CHARS]
+                    self.repeated.append(f"{shown}: given twice in one section (line {key.start_mark.line + 1})")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 
 from sip_bridge import metrics
@@ -17,7 +16,7 @@ from sip_bridge.ari.config import AriConfig
 from sip_bridge.peer_input import BadInput
 from sip_bridge.reconnect import NotConnected
 from telephony_tts import logs
-from telephony_tts.transport.connection import DialledConnection
+from telephony_tts.transport.connection import Dial, DialledConnection
 
 _log = logs.get(__name__)
 _CLOSE_TIMEOUT_S = 1.0
@@ -143,17 +142,14 @@ async def connect_ari(ari: AriConfig) -> tuple[AriConnection, str]:
     query = urlencode({"app": ari.app, "subscribeAll": "false"})
     account = base64.b64encode(f"{ari.user}:{ari.password or ''}".encode()).decode()
     try:
-        socket = await connect(
+        socket = await Dial(
             f"{ari.url.rstrip('/')}/events?{query}",
             additional_headers={"Authorization": f"Basic {account}"},
-            create_connection=DialledConnection,
-            compression=None,
             max_size=_MAX_MESSAGE_BYTES,
             open_timeout=ari.request_timeout_s,
             ping_interval=_PING_S,
             ping_timeout=_PING_S,
             close_timeout=_CLOSE_TIMEOUT_S,
-            proxy=None,
         )
     except InvalidStatus as error:
         raise AriLost(_refusal(error.response.status_code)) from None

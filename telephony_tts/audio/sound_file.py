@@ -52,13 +52,18 @@ def read_sound(path: str, max_s: float, max_bytes: int) -> Sound:
 def decode_sound(content: bytes, max_s: float) -> Sound:
     """The sound in the content of a file. Raises AudioError and FormatUnavailable as `read_sound` does."""
     samples, rate_hz = _wav(content) if _is_wav(content) else _any(content, max_s)
-    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
-        raise AudioError(f"its sample rate is {rate_hz} Hz; {MIN_RATE_HZ} to {MAX_RATE_HZ} can be played")
+    _check_rate(rate_hz)
     if not samples.size:
         raise AudioError("it has no audio")
     if samples.size > max_s * rate_hz:
         raise AudioError(f"it lasts {samples.size / rate_hz:.1f} s; the limit is {max_s:g} s (sounds.max_s)")
     return new_sound(samples, rate_hz)
+
+
+def _check_rate(rate_hz: int) -> None:
+    """Raises AudioError for a rate that cannot be resampled."""
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        raise AudioError(f"its sample rate is {rate_hz} Hz; {MIN_RATE_HZ} to {MAX_RATE_HZ} can be played")
 
 
 def _is_wav(content: bytes) -> bool:
@@ -157,6 +162,7 @@ def _decoded_by(av: Any, container: Any, max_s: float) -> tuple[Samples, int]:
     rate_hz = int(stream.codec_context.sample_rate or 0)
     if rate_hz <= 0:
         raise AudioError("it has no sample rate")
+    _check_rate(rate_hz)  # before there are samples: `max_s` of audio at 1 MHz would fill the memory
     to_mono = av.AudioResampler(format="flt", layout="mono", rate=rate_hz)
     pieces: list[Samples] = []
     n_samples = 0

@@ -49,6 +49,12 @@ class BodyTooLarge(TelephonyTTSError):
     code = "body_too_large"
 
 
+class EncodedBody(TelephonyTTSError):
+    """The body is compressed. A small one could become gigabytes."""
+
+    code = "encoded_body"
+
+
 class BodyTimeout(TelephonyTTSError):
     """The body stopped half way, or came too slowly."""
 
@@ -136,6 +142,8 @@ class Gate:
             charset = _CHARSET.search(kind)
             if charset is not None and charset[1].lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
                 raise BadRequest("the body's charset must be UTF-8")
+        if any(kind.strip().lower() not in ("", "identity") for kind in headers.get_all("Content-Encoding")):
+            raise EncodedBody("a body with a Content-Encoding is not read; send it as it is")
         if not may_have_one:
             limit = 0
         too_large = BodyTooLarge(f"the body is larger than {limit} bytes")

@@ -68,6 +68,7 @@ STATUS = {
     "call_taken": 409,
     "text_too_long": 413,
     "body_too_large": 413,
+    "encoded_body": 415,
     "unknown_voice": 404,
     "model_not_found": 404,
     "unsupported_text": 422,

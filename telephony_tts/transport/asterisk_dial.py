@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
-from telephony_tts.transport.connection import CallConnection, DialledConnection
+from telephony_tts.transport.connection import CallConnection, Dial, DialledConnection
 from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
@@ -51,16 +50,13 @@ async def serve_dialled(
         control.end(4400, "the address is not listed in asterisk.dial in the server's configuration")
         return
     try:
-        connection = await connect(
+        connection = await Dial(
             url,
-            create_connection=DialledConnection,
             subprotocols=[Subprotocol("media")],
-            compression=None,
             max_size=settings.server.max_message_bytes,
             ping_interval=settings.server.ping_interval_s,
             open_timeout=_OPEN_TIMEOUT_S,
             close_timeout=_CLOSE_TIMEOUT_S,
-            proxy=None,
         )
     except (OSError, TimeoutError, WebSocketException, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__

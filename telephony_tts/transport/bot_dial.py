@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import quote
 
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidURI, WebSocketException
 
 from telephony_tts import metrics
 from telephony_tts.transport.call import Call
-from telephony_tts.transport.connection import DialledConnection
+from telephony_tts.transport.connection import Dial, DialledConnection
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import ready
 from telephony_tts.wire import messages as m
@@ -60,17 +59,14 @@ async def _connect(call: Call, settings: TransportSettings) -> DialledConnection
         async with asyncio.timeout(settings.bot.connect_timeout_s):
             while True:
                 try:
-                    connection = await connect(
+                    connection = await Dial(
                         f"{settings.bot.url}{joint}call={quote(call.id, safe='')}",
                         additional_headers=(
                             {"Authorization": f"Bearer {settings.bot.token}"} if settings.bot.token else {}
                         ),
-                        create_connection=DialledConnection,
-                        compression=None,
                         max_size=settings.server.max_message_bytes,
                         ping_interval=settings.server.ping_interval_s,
                         close_timeout=_CLOSE_TIMEOUT_S,
-                        proxy=None,
                     )
                     assert isinstance(connection, DialledConnection)
                     return connection

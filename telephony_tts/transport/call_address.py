@@ -31,7 +31,8 @@ def call_in(head: RequestHead) -> str | None:
     if vendor is None:
         return None
     dialect = open_dialect(vendor, target)
-    return None if isinstance(dialect, Refused) else dialect.options.call
+    call = None if isinstance(dialect, Refused) else dialect.options.call
+    return call if call is not None and CALL_NAME.fullmatch(call) else None
 
 
 def call_of_http(target: str) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, broadcast
 from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
@@ -326,6 +326,20 @@ class CallConnection(DirectConnection, ServerConnection):
 
 class DialledConnection(DirectConnection, ClientConnection):
     """A peer that we connected to."""
+
+
+class Dial(connect):
+    """Connects to a peer when it is awaited, as `websockets.asyncio.client.connect` does.
+
+    No redirect is followed. Otherwise whoever answers could send this machine, which stands in the operator's network,
+    to hosts that the configuration does not name.
+    """
+
+    def __init__(self, url: str, **how: Any) -> None:
+        super().__init__(url, create_connection=DialledConnection, compression=None, proxy=None, **how)
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 def _ignore(payload: bytes, is_text: bool) -> None:

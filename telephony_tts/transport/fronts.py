@@ -97,9 +97,13 @@ def unpacked(data: bytes) -> MovedSocket:
         for name in ("local", "remote"):
             host, port = facts[name]
             facts[name] = (str(host), int(port))
+        if facts["stage"] not in ("request", "leg") or type(facts["n_moves"]) is not int:
+            raise ValueError("a stage or a count is wrong")
+        if type(facts["may_begin"]) is not bool:
+            raise ValueError("may_begin is neither true nor false")
         head, read, unread = parts
         return MovedSocket(head=head, read=read, unread=unread, **facts)
-    except (struct.error, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"these {len(data)} bytes are no moved socket: {error}") from error
 
 

@@ -170,7 +170,7 @@ class Server:
         listener = self._listener = await serve(
             self._handle,
             **where,
-            ssl=self.settings.tls,
+            **self._tls,
             compression=None,
             process_request=self._answer,
             process_response=_with_headers_of_vendor,
@@ -185,7 +185,7 @@ class Server:
         )
         more = self._more_listeners = [
             await asyncio.get_running_loop().create_server(
-                self._accepted, sock=sock, ssl=self.settings.tls, start_serving=False
+                self._accepted, sock=sock, start_serving=False, **self._tls
             )
             for sock in sockets[1:]
         ]
@@ -233,6 +233,17 @@ class Server:
         """How long a connection may be silent, and how long it may take to close."""
         ping_s = self.settings.server.ping_interval_s
         return {"ping_interval": ping_s, "ping_timeout": ping_s, "close_timeout": _CLOSE_TIMEOUT_S}
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        """How connections are encrypted, on every address. asyncio would give a handshake a minute."""
+        if self.settings.tls is None:
+            return {}
+        return {
+            "ssl": self.settings.tls,
+            "ssl_handshake_timeout": _OPEN_TIMEOUT_S,
+            "ssl_shutdown_timeout": _CLOSE_TIMEOUT_S,
+        }
 
     @property
     def _library_log(self) -> logs.EventLogger:

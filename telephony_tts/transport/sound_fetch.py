@@ -22,6 +22,7 @@ from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import SoundError
 
 _PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _PIECE_BYTES = 64 << 10
 _HEADERS = {"Accept": "audio/*, */*;q=0.1", "Accept-Encoding": "identity"}
 _TYPES = re.compile(r"audio/|application/(ogg|octet-stream|x-wav)\b|binary/octet-stream|video/(mp4|webm|ogg)", re.I)
@@ -152,8 +153,16 @@ def _connected(address: SoundAddress, until_ns: int) -> socket.socket:
 
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_global and not found.is_multicast
+    inner = _inner_address(found) if isinstance(found, ipaddress.IPv6Address) else None
+    return all(each.is_global and not each.is_multicast for each in (found, inner) if each is not None)
+
+
+def _inner_address(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that packets to this one reach through a gateway, which may be a private one: IPv4-mapped,
+    NAT64 (RFC 6052), 6to4, Teredo."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo is not None else None)
 
 
 def _shut(sock: socket.socket) -> None:
