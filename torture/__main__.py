@@ -39,6 +39,7 @@ def main() -> int:
     flags.add_argument("--per-round", type=int, default=60, metavar="N", help="calls in a round (default 60)")
     flags.add_argument("--history", type=Path, help="run the round in this file")
     flags.add_argument("--defect", choices=sorted(DEFECTS), help="plant a deliberate defect into the server")
+    flags.add_argument("--log", type=Path, metavar="OUT", help="write what was sent and received in failed calls")
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
     flags.add_argument("--calls", type=int, default=1000, help="soak: so many calls (default 1000)")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
@@ -73,6 +74,9 @@ def run_calls(chosen: argparse.Namespace) -> int:
     report.show(outcome, time.monotonic() - begun_s)
     if chosen.json is not None:
         report.save_calls(chosen, outcome)
+    if chosen.log is not None:
+        lines = (f"call {call}\n" + "\n".join(log) for call, log in outcome.tally.logs.items())
+        chosen.log.write_text("\n\n".join(lines), encoding="utf-8")
     if not outcome.tally.violations:
         return 0
     for whole, found in outcome.failed[:3]:

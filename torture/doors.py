@@ -22,8 +22,8 @@ from torture.violations import Violation
 
 MS = 1_000_000
 _CONNECT_S = 5.0
-_END_S = 15.0
-"""The longest that the speech of one history may still take."""
+_END_S = 5.0
+"""The server closes so much later at most than the speech takes that it owes."""
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -163,7 +163,8 @@ async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLi
 
 async def _closes(link: Link, number: int, around: Surroundings, code: int | None) -> None:
     """The server has to close with this code. A connection that breaks is only right if a process was killed."""
-    is_gone = await link.gone(_END_S)
+    owed_s = link.oracle.owed_s() if isinstance(link, BotLink | VendorLink) else 0
+    is_gone = await link.gone(owed_s + _END_S)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:
         return
@@ -171,7 +172,7 @@ async def _closes(link: Link, number: int, around: Surroundings, code: int | Non
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
         return
-    what = f"closed with {link.close_code}" if is_gone else f"not closed within {_END_S:.0f} s"
+    what = f"closed with {link.close_code}" if is_gone else f"not closed within {owed_s + _END_S:.0f} s"
     around.tally.violations.append(Violation(v.CLOSE, f"{what}, expected {code or 'an open call'}", number))
 
 
@@ -396,6 +397,6 @@ def _last_use(link: VendorLink, letter: str) -> int:
 
 
 async def _until_over(link: VendorLink) -> None:
-    end_s = time.monotonic() + _END_S
+    end_s = time.monotonic() + link.oracle.owed_s() + _END_S
     while link.oracle.owed and not link.closed.done() and time.monotonic() < end_s:
         await asyncio.sleep(0.02)

@@ -30,6 +30,11 @@ class Link(Peer):
         self._around = around
         self.torn = False
         """Whether this end broke the connection, so that the rest of the call is not owed to it."""
+        self._is_half_closed = False
+
+    def write(self, framed: bytes) -> None:
+        if not self._is_half_closed:
+            super().write(framed)
 
     def send_raw(self, payload: bytes, *, is_text: bool) -> None:
         self.write(frame(payload) if is_text else frame(payload, _BINARY))
@@ -60,7 +65,7 @@ class Link(Peer):
 
     def half_close(self) -> None:
         """TCP FIN without a close frame."""
-        self.torn = True
+        self.torn = self._is_half_closed = True
         if not self.transport.is_closing():
             self.transport.write_eof()
 

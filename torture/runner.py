@@ -57,13 +57,18 @@ class Runner:
                 found = self._one(whole)
                 if found:
                     self.outcome.failed.append((whole, found))
-                    for each in found[:5]:
-                        self._say(f"  {each.check}: {each.what}" + (f" (call {each.call})" if each.call is not None else ""))
+                    self._tell(found)
         finally:
             last = self._end_life()
             if last:
                 self.outcome.failed.append((_nothing(), last))
+                self._tell(last)
         return self.outcome
+
+    def _tell(self, found: Sequence[Violation]) -> None:
+        for each in found[:8]:
+            call = "" if each.call is None else f" (call {each.call})"
+            self._say(f"  {each.check}: {each.what}{call}")
 
     def _one(self, whole: Round) -> list[Violation]:
         """Run a round; what was found in it."""
@@ -72,8 +77,7 @@ class Runner:
         if not keeps or self._n_used >= _LIFE_ROUNDS:
             found += self._end_life()
         if self._subject is None:
-            self._subject = Subject(whole.shape, defect=self._defect)
-            self._subject.__enter__()
+            self._subject = Subject(whole.shape, defect=self._defect).__enter__()
             self._n_used = 0
             self._base = None
         subject = self._subject

@@ -24,7 +24,7 @@ _START_S = 60.0
 _DRAIN_S = 10.0
 SETTINGS = (
     "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=2", "engines.default=fake",
-    "engines.routes={}", "limits.calls=400", "limits.max_frame_lateness_ms=60000", "speech.detect_language=false",
+    "engines.routes={}", "limits.calls=400", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
     "limits.call_claim_s=3", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
@@ -117,8 +117,9 @@ class Subject:
         }
         with open(log, "w") as errors:
             return subprocess.Popen(
-                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT
-            )
+                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+                cwd=ROOT,
+            )  # fmt: skip
 
     def _port(self, process: subprocess.Popen[str], pattern: str) -> int:
         return int(self._line(process, pattern))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torture import violations as v
-from torture.letters import FrameReader
+from torture.letters import MS_PER_LETTER, FrameReader
 from torture.violations import Stops, Tally, Violation
 
 MS = 1_000_000
@@ -115,6 +115,10 @@ class VendorOracle:
             return
         for key in self.owed:
             self._wrong(v.ONE_END, f"{key} has not ended")
+
+    def owed_s(self) -> float:
+        """How long the texts take to be spoken whose end is owed."""
+        return sum(self.texts[key].n_chars for key in self.owed) * MS_PER_LETTER / 1000
 
     @property
     def owed(self) -> list[str]:

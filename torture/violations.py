@@ -27,6 +27,8 @@ CHECKS = (
     RECOVERY,
 )  # fmt: skip
 
+_MOST_LOGS = 10
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -48,12 +50,15 @@ class Tally:
     heard_errors_ms: list[float] = field(default_factory=list)
     """How far the server's heard_ms was from what the simulated player had played, where the clock told the place."""
     heard_errors_by_marks_ms: list[float] = field(default_factory=list)
+    logs: dict[int, list[str]] = field(default_factory=dict)
+    """What was sent and what came, of calls in which something did not hold."""
     n_words_right: int = 0
     n_words_wrong: int = 0
 
     def add(self, other: Tally) -> None:
         self.n_checked += other.n_checked
         self.violations += other.violations
+        self.logs = {**self.logs, **other.logs} if len(self.logs) < _MOST_LOGS else self.logs
         self.counts += other.counts
         self.heard_errors_ms += other.heard_errors_ms
         self.heard_errors_by_marks_ms += other.heard_errors_by_marks_ms

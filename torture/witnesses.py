@@ -29,8 +29,8 @@ _LEAST_WAIT_NS = 1 * MS
 
 
 class Neighbour(Link):
-    """A call that says the same sentence again and again, each frame sent exactly when it is due. Its first turn, before
-    anything is done to anyone, is what the others have to be like."""
+    """A call that says the same sentence again and again, each frame sent exactly when it is due. Its first turn,
+    before anything is done to anyone, is what the others have to be like."""
 
     def __init__(self, around: Surroundings, number: int) -> None:
         super().__init__("/v1/stream?audio=binary&lead_ms=0", around)
@@ -40,7 +40,7 @@ class Neighbour(Link):
         self._changed = asyncio.Event()
         self._event: dict[str, Any] = {}
         self.n_turns = 0
-        self.n_late = 0
+        self._late: list[tuple[int, int]] = []
         self.worst_ns = 0
 
     def take(self, message: dict[str, Any], at_ns: int) -> None:
@@ -84,13 +84,19 @@ class Neighbour(Link):
         begin_ns = self._frames[0][0]
         for n, (at_ns, _) in enumerate(self._frames):
             due_ns = begin_ns + n * FRAME_NS
-            late_ns = at_ns - due_ns - self._around.stops.within(due_ns - FRAME_NS, at_ns)
-            self.worst_ns = max(self.worst_ns, late_ns)
-            if late_ns > LATE_NS and not self._around.may_fail:
-                self.n_late += 1
-        if self.n_late:
-            self._wrong(f"had {self.n_late} frames up to {self.worst_ns / MS:.0f} ms late")
-            self.n_late = 0
+            if at_ns - due_ns > LATE_NS:
+                self._late.append((due_ns, at_ns))
+
+    def judge_late(self) -> None:
+        """Stops become known after what they delayed, so this is the last thing."""
+        n_late, worst_ns = 0, 0
+        for due_ns, at_ns in self._late:
+            late_ns = at_ns - due_ns - self._around.stops.within(due_ns - 2 * FRAME_NS, at_ns)
+            worst_ns = max(worst_ns, late_ns)
+            n_late += late_ns > LATE_NS
+        if n_late and not self._around.may_fail:
+            self._wrong(f"had {n_late} frames up to {worst_ns / MS:.0f} ms late")
+        self.worst_ns = worst_ns
 
     def _wrong(self, what: str) -> None:
         self._around.tally.violations.append(Violation(v.NEIGHBOUR, f"neighbour {self._number} {what}"))
@@ -114,10 +120,11 @@ async def speak_beside(number: int, around: Surroundings, stop: asyncio.Event, r
                 around.tally.violations.append(Violation(v.NEIGHBOUR, f"neighbour {number}: {error}"))
             await asyncio.sleep(0.1)
         finally:
-            neighbour.leave() if neighbour.transport is not None else None
             if neighbour.transport is not None:
+                neighbour.leave()
                 await neighbour.gone(2)
                 neighbour.close()
+            neighbour.judge_late()
             worst_ns = max(worst_ns, neighbour.worst_ns)
         if stop.is_set() or not (around.may_break or around.may_refuse):
             if not is_told:
