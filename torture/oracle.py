@@ -19,6 +19,7 @@ from torture.violations import Stops, Tally, Violation
 MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
+_LONGEST_STOP_NS = 1000 * MS
 _ATTACHED = ".,!?"
 _LOG_LINES = 2000
 
@@ -139,8 +140,7 @@ class NativeOracle:
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
         after what they delayed."""
         self._places: list[HeardPlace] = []
-        self._log: list[str] = []
-        self._began_ns: int | None = None
+        self._log: deque[tuple[int, str, object]] = deque(maxlen=_LOG_LINES)
 
     # ------------------------------------------------------------------ the bot
 
@@ -236,7 +236,7 @@ class NativeOracle:
             case "error":
                 self._error(turn, event, now_ns)
             case "warning":
-                self._warning(event)
+                self._warning(turn, event)
             case "pong":
                 expected = self._pings.popleft() if self._pings else None
                 self._checked(v.ANSWERS)
@@ -256,6 +256,10 @@ class NativeOracle:
             self._wrong(v.ORDER, f"{turn.id} started before {', '.join(earlier)}, mentioned first")
         turn.started_ns = now_ns
         self._speaking = turn
+        if self._is_paused:
+            # A clear has ended the pause: the server had not read of this turn then, and so no turn was left.
+            self._is_paused = False
+            self._pause_asked.clear()
 
     def _sentence(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._checked(v.ORDER)
@@ -354,14 +358,16 @@ class NativeOracle:
                 self._wrong(v.ANSWERS, "the server had an internal error")
             self._n_invalid -= not event["fatal"]
 
-    def _warning(self, event: dict[str, Any]) -> None:
+    def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:
         code = event["code"]
-        if code in ("no_active_turn", "not_paused"):
+        if code == "turn_timeout" and turn is not None:
+            turn.is_closed = True
+        elif code in ("no_active_turn", "not_paused"):
             self._n_refusals[code] -= 1
             self._checked(v.ANSWERS)
             if self._n_refusals[code] < 0:
                 self._wrong(v.ANSWERS, f"more warnings {code} than requests")
-        elif code not in ("turn_ended", "turn_timeout", "empty_text"):
+        elif code not in ("turn_ended", "empty_text"):
             self._wrong(v.ANSWERS, f"warning {code}: {event['message']}")
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
@@ -408,7 +414,8 @@ class NativeOracle:
             self._wrong(v.SILENCE, f"audio of {turn.id} during a pause")
         self.player.take(turn.id, turn.next_ns, now_ns)
         if self.player.gap_ns:
-            self._playing_since_ns = now_ns - 2 * self._ptime_ns
+            # What made this frame late makes the player late for as long as it plays on.
+            self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS) - 2 * self._ptime_ns
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
@@ -563,17 +570,14 @@ class NativeOracle:
         return holds
 
     def _note(self, now_ns: int, who: str, what: object) -> None:
-        """A line of the log of this call. A frame is its letter."""
-        if self._began_ns is None:
-            self._began_ns = now_ns
-        if len(self._log) < _LOG_LINES:
-            self._log.append(f"{(now_ns - self._began_ns) / MS:8.1f} {who} {what}")
+        """A line of the log of this call, written when something does not hold. A frame is its letter."""
+        self._log.append((now_ns, who, what))
 
     def _wrong(self, check: str, what: str) -> None:
-        if len(self._log) < _LOG_LINES:
-            self._log.append(f"         ! {check}: {what}")
+        self._log.append((self._log[-1][0] if self._log else 0, "!", f"{check}: {what}"))
         if self._call is not None:
-            self._tally.logs[self._call] = self._log
+            begin_ns = self._log[0][0]
+            self._tally.logs[self._call] = [f"{(at - begin_ns) / MS:8.1f} {who} {what}" for at, who, what in self._log]
         self._tally.violations.append(Violation(check, what, self._call))
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.report import percentiles, table
+
 from telephony_tts.bench import machine
 from telephony_tts.bench.report import write_result
-
 from torture.runner import Outcome
 from torture.sandbox import what_is_allowed
 from torture.violations import CHECKS, Tally

@@ -11,8 +11,11 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
+
+from virtual_loop import clock, run
 
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
@@ -21,27 +24,26 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.stream_leg import ready
-from telephony_tts.wire import messages as m
 from telephony_tts.wire.native import NativeCodec
-from virtual_loop import clock, run
-
-from torture.histories import CallHistory, make_call
+from torture.histories import CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
 from torture.script import Script
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
+_STEPS_PER_MINUTE, _WAITING_SHARE = 24, 0.8
 _LEADS_MS = (0, 60, 200, 1000)
 
 
 class VirtualLink:
     """Both ends of a bot's socket: what the bot sends is decoded at once, and what it gets is encoded and read."""
 
-    def __init__(self, call: Call, oracle: NativeOracle, codec: NativeCodec) -> None:
+    def __init__(self, call: Call, oracle: NativeOracle, codec: NativeCodec, stops: Stops) -> None:
         self._call = call
         self._oracle = oracle
         self._codec = codec
+        self._stops = stops
         self.close_code: int | None = None
 
     # the bot's side
@@ -53,9 +55,11 @@ class VirtualLink:
 
     async def stop_reading(self, ms: int) -> None:
         """The socket of the server is full for some time: frames wait in the session."""
+        begin_ns = clock()
         self._call.writable(False)
         await asyncio.sleep(ms / 1000)
         self._call.writable(True)
+        self._stops.add(begin_ns, clock())
 
     # the server's side
     def send_now(self, payload: bytes, is_text: bool) -> None:
@@ -78,12 +82,14 @@ async def _run_call(history: CallHistory, number: int, tally: Tally, catalog: Ca
         first_clause_chars=choose.choice([0, 24]),
     )  # fmt: skip
     call = Call(Session(settings, clock()), catalog, "stream")
-    oracle = NativeOracle(tally, Stops(), call=number, lead_ns=lead_ms * MS, reader=reader, is_exact=True)
-    link = VirtualLink(call, oracle, NativeCodec("binary", settings.call))
+    stops = Stops()
+    oracle = NativeOracle(tally, stops, call=number, lead_ns=lead_ms * MS, reader=reader, is_exact=True)
+    codec = NativeCodec("binary", settings.call)
+    link = VirtualLink(call, oracle, codec, stops)
     running = asyncio.create_task(call.run())
     await call.started.wait()
-    call.frames_to_bot(link, link._codec.encode)
-    call.join_bot(link, link._codec.encode, ready(call))
+    call.frames_to_bot(link, codec.encode)
+    call.join_bot(link, codec.encode, ready(call))
     script = Script(history, link, oracle, clock)
     await script.perform(lambda: call.over)
     if history.end == "close_now":
@@ -113,15 +119,17 @@ def virtual_clock() -> Iterator[None]:
 def call_of_minutes(seed: int, minutes: float) -> CallHistory:
     """A call of about this length: short turns, and silence between them."""
     choose = random.Random(f"{seed} length")
-    per_minute = 24
-    history = make_call(seed, ("native",), n_steps=round(minutes * per_minute))
-    wait_ms = 60_000 / per_minute
+    history = make_call(seed, ("native",), n_steps=round(minutes * _STEPS_PER_MINUTE))
+    wait_ms = 60_000 / _STEPS_PER_MINUTE / _WAITING_SHARE
     steps = tuple(
-        type(step)(step.after_ms + round(choose.expovariate(1 / wait_ms)) * (choose.random() < 0.8), step.do, min(step.n, 2))
+        Step(
+            step.after_ms + round(choose.expovariate(1 / wait_ms)) * (choose.random() < _WAITING_SHARE),
+            step.do,
+            min(step.n, choose.choice([1, 1, 1, 2])),
+        )
         for step in history.steps
-        if step.do != "stuck"
     )
-    return type(history)(**{**{name: getattr(history, name) for name in history.__dataclass_fields__}, "steps": steps})
+    return replace(history, steps=steps)
 
 
 def run_calls(seeds: range, minutes: float, *, at_once: int = 1) -> Tally:
