@@ -1,6 +1,6 @@
 """A TCP proxy that delays, halts and sometimes cuts what passes: what a bad network looks like above TCP.
 
-Loss and reordering of packets are not seen above TCP but as delays. Where the kernel lets us, `netem` does the same below.
+Above TCP, lost and reordered packets are delays.
 """
 
 from __future__ import annotations

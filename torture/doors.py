@@ -24,6 +24,7 @@ MS = 1_000_000
 _CONNECT_S = 5.0
 _END_S = 5.0
 """The server closes so much later at most than the speech takes that it owes."""
+_POLL_S = 0.05
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -82,11 +83,12 @@ async def _twilio(call: CallHistory, number: int, around: Surroundings) -> None:
             if link is media:
                 media.start()
         await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
-        if call.end == "hangup":
-            media.hang_up_call()
-            await _closes(bot, number, around, 1000)
-        elif call.end == "media_rst":
-            media.reset()
+        if call.end in ("hangup", "media_rst"):
+            oracle.owes_answers = False
+            if call.end == "hangup":
+                media.hang_up_call()
+            else:
+                media.reset()
             await _closes(bot, number, around, 1000)
         else:
             await _end(call, number, around, bot)
@@ -115,6 +117,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
         await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
+            oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
             await _closes(bot, number, around, 1000)
         else:
@@ -299,16 +302,17 @@ class ElevenLabsLink(VendorLink):
             self.oracle.failed(str(message))
 
 
+_CARTESIA_FORMAT = {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8000}
+
+
 class CartesiaLink(VendorLink):
     path = "/tts/websocket?cartesia_version=2025-04-16"
     answers_cancel = False
     closes = False
-    _FORMAT = {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8000}
-
     def say(self, key: str, text: str) -> None:
         self.send(
             {"model_id": "sonic-3", "voice": {"mode": "id", "id": "f786b574-daa5-4673-aa0c-cbe3e8534c02"},
-             "output_format": self._FORMAT, "context_id": key, "transcript": text, "continue": True}
+             "output_format": _CARTESIA_FORMAT, "context_id": key, "transcript": text, "continue": True}
         )  # fmt: skip
 
     def end_text(self, key: str) -> None:
@@ -398,5 +402,6 @@ def _last_use(link: VendorLink, letter: str) -> int:
 
 async def _until_over(link: VendorLink) -> None:
     end_s = time.monotonic() + link.oracle.owed_s() + _END_S
-    while link.oracle.owed and not link.closed.done() and time.monotonic() < end_s:
-        await asyncio.sleep(0.02)
+    while link.oracle.owed and time.monotonic() < end_s:
+        if await link.gone(_POLL_S):
+            return

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from harness.peer import Peer
 
@@ -58,8 +59,12 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
             case "use_up_descriptors":
                 await _use_up_descriptors(around.port, fault.n)
             case "fill_disk" if subject.disk is not None:
-                with suppress(OSError), open(subject.disk / "filler", "wb") as filler:
-                    filler.write(bytes(1_000_000))
+                await asyncio.to_thread(_fill, subject.disk)
+
+
+def _fill(disk: Path) -> None:
+    with suppress(OSError), open(disk / "filler", "wb") as filler:
+        filler.write(bytes(1_000_000))
 
 
 async def _stop(pid: int, ms: int, around: Surroundings) -> None:

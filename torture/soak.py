@@ -53,8 +53,9 @@ def run_soak(chosen: argparse.Namespace) -> int:
     }  # fmt: skip
     table("what was tried", ("what", "n"), [(name, f"{n:,}") for name, n in figures.items()])
     for at, found in enumerate(slopes):
-        print(f"process {at}: memory of the last quarter against the second {found['last quarter vs second, %']:+.2f} %, "
-              f"slope {found['KiB per 1000 calls']:.0f} ± {found['confidence 95 %']:.0f} KiB per 1000 calls")  # fmt: skip
+        grown, steepness, error = found.values()
+        print(f"process {at}: the memory of the last quarter against the second: {grown:+.2f} %")
+        print(f"process {at}: {steepness:.0f} ± {error:.0f} KiB per 1000 calls")
     for each in tally.violations[:5]:
         print(f"  {each.check}: {each.what} (seed {each.call})")
     if chosen.json is not None:

@@ -1,4 +1,4 @@
-"""Calls of the real core on a virtual clock: `Call`, `Session` and the fake engine, without sockets. Hours take seconds.
+"""Calls of the real core on a virtual clock: `Call`, `Session` and the fake engine without sockets. Hours take seconds.
 
 Messages take no time here, so the oracle allows for nothing.
 """
