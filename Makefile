@@ -17,6 +17,10 @@ PYTEST_ARGS ?=
 # So many tests run at a time. Tests that judge the clock have limits of their own, see tests/run_all.py.
 PROCESSES   ?= 2
 EXTENSION   ?= 700
+# make torture: for how long, and the seed of its histories.
+MINUTES      ?= 1
+SEED         ?= 1
+TORTURE_ARGS ?=
 DEMO_ARGS   ?=
 # make gpu-check: how long it may take, where its results are, and the Python that runs it. A machine without a network
 # takes the packages that its Python lacks from a folder of wheels, which make gpu-wheels fills elsewhere.
@@ -48,7 +52,7 @@ BUILD_ARGS  ?=
 LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
 LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo images locks manifests clean
+.PHONY: help run model setup check test test-quick soak torture bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -58,6 +62,7 @@ help:
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
 	@echo "make test-quick   check, then the tests without sockets, processes and clocks: three minutes"
 	@echo "make soak    the long repetitions of some tests: many minutes"
+	@echo "make torture random calls and faults, judged   (MINUTES=10 SEED=7)"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
 	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
 	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
@@ -91,6 +96,9 @@ test-quick: check
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest --only soak $(PYTEST_ARGS)
+
+torture: $(VENV)/.installed-dev
+	@$(BIN)/python -m torture --minutes $(MINUTES) --seed $(SEED) $(TORTURE_ARGS)
 
 # schedule.py and fleet.py are left out: they measure nothing, but compute from costs that are inputs. gpu_check.py has a
 # target of its own.
@@ -153,7 +161,7 @@ manifests: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
-	find telephony_tts sip_bridge tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find telephony_tts sip_bridge tests benchmarks torture examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------- installing
 # If a stamp is newer than pyproject.toml there is nothing to install, and pip does not run.

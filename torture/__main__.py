@@ -38,7 +38,9 @@ def main() -> int:
     flags.add_argument("--shape", choices=SHAPES, help="of the server, in all rounds; default: by the seed")
     flags.add_argument("--per-round", type=int, default=60, metavar="N", help="calls in a round (default 60)")
     flags.add_argument("--history", type=Path, help="run the round in this file")
-    flags.add_argument("--defect", choices=sorted(DEFECTS), help="plant a deliberate defect into the server")
+    flags.add_argument(
+        "--defect", action="append", default=[], choices=sorted(DEFECTS), help="plant a defect into the server"
+    )
     flags.add_argument("--log", type=Path, metavar="OUT", help="write what was sent and received in failed calls")
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
     flags.add_argument("--calls", type=int, default=1000, help="soak: so many calls (default 1000)")
@@ -69,7 +71,7 @@ def run_calls(chosen: argparse.Namespace) -> int:
         chosen_rounds = rounds(chosen.seed, chosen.shape, chosen.per_round, chosen.first)
     begun_s = time.monotonic()
     print(f"seed {chosen.seed}, {chosen.minutes:g} minutes", flush=True)
-    runner = Runner(defect=chosen.defect, say=lambda line: print(line, flush=True))
+    runner = Runner(defects=chosen.defect, say=lambda line: print(line, flush=True))
     outcome = runner.run(chosen_rounds, begun_s + chosen.minutes * 60)
     report.show(outcome, time.monotonic() - begun_s)
     if chosen.json is not None:

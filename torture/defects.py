@@ -175,7 +175,7 @@ def _leak_file() -> None:
 
 
 def _leak_memory() -> None:
-    _kept.append(bytearray(os.urandom(4096) * 25))
+    _kept.append(bytearray(os.urandom(4096) * 250))
 
 
 def _raise_in_a_callback() -> None:

@@ -309,6 +309,7 @@ class CartesiaLink(VendorLink):
     path = "/tts/websocket?cartesia_version=2025-04-16"
     answers_cancel = False
     closes = False
+
     def say(self, key: str, text: str) -> None:
         self.send(
             {"model_id": "sonic-3", "voice": {"mode": "id", "id": "f786b574-daa5-4673-aa0c-cbe3e8534c02"},

@@ -57,10 +57,10 @@ class Link(Peer):
     def reset(self) -> None:
         """TCP RST."""
         self.torn = True
-        with suppress(OSError):
-            self.transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
+        own = self.transport.get_extra_info("socket")
+        if own is not None and not self.transport.is_closing():
+            with suppress(OSError):
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def half_close(self) -> None:

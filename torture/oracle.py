@@ -20,6 +20,7 @@ MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 1000 * MS
+_PAUSE_NS = 200 * MS
 _ATTACHED = ".,!?"
 _LOG_LINES = 2000
 
@@ -415,9 +416,9 @@ class NativeOracle:
         elif self._is_paused:
             self._wrong(v.SILENCE, f"audio of {turn.id} during a pause")
         self.player.take(turn.id, turn.next_ns, now_ns)
-        if self.player.gap_ns:
-            # What made this frame late makes the player late for as long as it plays on.
-            self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS) - 2 * self._ptime_ns
+        if self.player.gap_ns > _PAUSE_NS and not turn.n_frames:
+            # The server's schedule begins anew. What makes a later frame late makes the player late until the next one.
+            self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS)
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
@@ -458,9 +459,7 @@ class NativeOracle:
         """When the player began the speech that this turn is a part of: its schedule dates from then."""
         return min(now_ns if turn.started_ns is None else turn.started_ns, self._playing_since_ns)
 
-    def _check_heard(
-        self, turn: TurnTrack, event: dict[str, Any], now_ns: int, asked_ns: int | None = None
-    ) -> None:
+    def _check_heard(self, turn: TurnTrack, event: dict[str, Any], now_ns: int, asked_ns: int | None = None) -> None:
         """`asked_ns`: how much was heard when the bot asked for a pause."""
         self._checked(v.HEARD)
         text, heard_ns = event["heard_text"], event["heard_ms"] * MS

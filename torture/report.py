@@ -69,9 +69,5 @@ def save(chosen: argparse.Namespace, part: str, results: Mapping[str, Any]) -> N
     if chosen.json.exists():
         known = json.loads(chosen.json.read_text(encoding="utf-8"))["results"]
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    write_result(
-        chosen.json, machine=about, commit=run["commit"], settings=settings, results={**known, part: run}
-    )
+    write_result(chosen.json, machine=about, commit=run["commit"], settings=settings, results={**known, part: run})
     print(f"\nresult in {chosen.json.name}")
-
-

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 from harness.process import give_back_unused
@@ -20,6 +20,7 @@ from torture.shrinking import shrink
 from torture.subject import Holdings, Subject
 from torture.violations import Tally, Violation
 
+T = TypeVar("T")
 _LIFE_ROUNDS = 8
 """So many rounds of the shape "one" use the same server."""
 _SHRINK_S = 90.0
@@ -39,8 +40,8 @@ class Outcome:
 class Runner:
     """Use `run`. `say` gets lines of progress."""
 
-    def __init__(self, *, defect: str | None = None, say: Any = print) -> None:
-        self._defect = defect
+    def __init__(self, *, defects: Sequence[str] = (), say: Callable[[str], object] = print) -> None:
+        self._defects = defects
         self._say = say
         self.outcome = Outcome()
         self._subject: Subject | None = None
@@ -77,7 +78,7 @@ class Runner:
         if not keeps or self._n_used >= _LIFE_ROUNDS:
             found += self._end_life()
         if self._subject is None:
-            self._subject = Subject(whole.shape, defect=self._defect).__enter__()
+            self._subject = Subject(whole.shape, defects=self._defects).__enter__()
             self._n_used = 0
             self._base = None
         subject = self._subject
@@ -128,7 +129,7 @@ class Runner:
         counts.update({name: n - counts[name] for name, n in worst.items()})
 
 
-def in_loop(work: Any) -> Any:
+def in_loop(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
@@ -141,7 +142,9 @@ def rounds(seed: int, shape: str | None, n_calls: int, first: int = 0) -> Iterab
         number += 1
 
 
-def find_short(failing: Round, found: Sequence[Violation], defect: str | None, say: Any = print) -> Round:
+def find_short(
+    failing: Round, found: Sequence[Violation], defects: Sequence[str], say: Callable[[str], object] = print
+) -> Round:
     """A short history that still fails one of the checks that failed, with a server of its own for each try."""
     checks = {each.check for each in found}
     likely = list(dict.fromkeys(each.call for each in found if each.call is not None))
@@ -150,7 +153,7 @@ def find_short(failing: Round, found: Sequence[Violation], defect: str | None, s
     async def fails(some: Round) -> bool:
         if time.monotonic() > end_s:
             return False
-        again = await asyncio.to_thread(_again, some, defect)
+        again = await asyncio.to_thread(_again, some, defects)
         is_same = any(each.check in checks for each in again)
         say(f"  {len(some.calls)} calls, {len(some.faults)} faults: {'fails' if is_same else 'holds'}")
         return is_same
@@ -158,8 +161,8 @@ def find_short(failing: Round, found: Sequence[Violation], defect: str | None, s
     return asyncio.run(shrink(failing, fails, likely))
 
 
-def _again(whole: Round, defect: str | None) -> list[Violation]:
-    runner = Runner(defect=defect, say=lambda _: None)
+def _again(whole: Round, defects: Sequence[str]) -> list[Violation]:
+    runner = Runner(defects=defects, say=lambda _: None)
     outcome = runner.run([whole], time.monotonic() + 60)
     give_back_unused()
     return outcome.tally.violations

@@ -56,7 +56,7 @@ def _cgroup() -> str:
 
 
 def _run(*command: str) -> str:
-    """"" if it worked, else the reason."""
+    """ "" if it worked, else the reason."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:

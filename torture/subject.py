@@ -44,9 +44,9 @@ class Holdings:
 class Subject:
     """Use as a context manager. `port` is where bots and carriers connect, `media_port` where Asterisk does."""
 
-    def __init__(self, shape: str, *, defect: str | None = None) -> None:
+    def __init__(self, shape: str, *, defects: Sequence[str] = ()) -> None:
         self.shape = shape
-        self._defect = defect
+        self._defects = defects
         self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
         self.port = self.media_port = 0
         self.server: subprocess.Popen[str]
@@ -80,8 +80,7 @@ class Subject:
             if (disk := small_disk(self.folder / "disk")) is not None:
                 self.disk = disk
                 settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
-        if self._defect is not None:
-            flags += ["--defect", self._defect]
+        flags += [word for defect in self._defects for word in ("--defect", defect)]
         words = [word for setting in settings for word in ("--set", setting)]
         self.server = self._run("server", "-m", "torture.subject_server", *flags, *words)
         self.port = self._port(self.server, r"port (\d+)")

@@ -13,9 +13,9 @@ import resource
 import signal
 import threading
 from functools import lru_cache
-from pathlib import Path
 
 import yaml
+from harness.process import give_back_unused
 
 from telephony_tts import app, config
 from telephony_tts.engines import fake
@@ -27,14 +27,14 @@ _loop: asyncio.AbstractEventLoop | None = None
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    flags.add_argument("--defect", choices=sorted(defects.DEFECTS))
+    flags.add_argument("--defect", action="append", default=[], choices=sorted(defects.DEFECTS))
     flags.add_argument("--descriptors", type=int, help="how many file descriptors it may have")
     chosen = flags.parse_args()
     if chosen.descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.descriptors, chosen.descriptors))
     fake.render = lru_cache(maxsize=4096)(fake.render)
-    if chosen.defect:
-        defects.plant(chosen.defect)
+    for name in chosen.defect:
+        defects.plant(name)
     settings: dict[str, object] = {}
     for word in chosen.settings:
         key, _, value = word.partition("=")
@@ -55,19 +55,9 @@ def ready(served: object) -> None:
 def report() -> None:
     gc.collect()
     n_tasks = len(asyncio.all_tasks(_loop)) if _loop is not None else 0
-    # Only the resident memory that is in use: the C library keeps what was freed.
-    with_trim()
+    give_back_unused()
     print(json.dumps({"tasks": n_tasks, "threads": threading.active_count()}), flush=True)
 
 
-def with_trim() -> None:
-    from harness.process import give_back_unused
-
-    give_back_unused()
-
-
 if __name__ == "__main__":
-    from torture import places
-
-    assert Path(places.ROOT).is_dir()
     main()

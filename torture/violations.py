@@ -21,10 +21,11 @@ LEAKS = "nothing left behind"
 LOGS = "no traceback in a log"
 DRAIN = "drain exits 0"
 RECOVERY = "speech after a kill"
+OWN = "no error of the torture itself"
 
 CHECKS = (
     ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, DONE, ORDER, ANSWERS, CLOSE, NEIGHBOUR, LEAKS, LOGS, DRAIN,
-    RECOVERY,
+    RECOVERY, OWN,
 )  # fmt: skip
 
 _MOST_LOGS = 10
