@@ -22,6 +22,8 @@ from torture.violations import Violation
 
 MS = 1_000_000
 _CONNECT_S = 5.0
+_RESTART_S = 15.0
+"""So long a turn may wait for an engine that is killed or stopped."""
 _END_S = 5.0
 """The server closes so much later at most than the speech takes that it owes."""
 _POLL_S = 0.05
@@ -167,7 +169,8 @@ async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLi
 async def _closes(link: Link, number: int, around: Surroundings, code: int | None) -> None:
     """The server has to close with this code. A connection that breaks is only right if a process was killed."""
     owed_s = link.oracle.owed_s() if isinstance(link, BotLink | VendorLink) else 0
-    is_gone = await link.gone(owed_s + _END_S)
+    within_s = owed_s + _END_S + (_RESTART_S if around.may_fail else 0)
+    is_gone = await link.gone(within_s)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:
         return
@@ -175,7 +178,7 @@ async def _closes(link: Link, number: int, around: Surroundings, code: int | Non
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
         return
-    what = f"closed with {link.close_code}" if is_gone else f"not closed within {owed_s + _END_S:.0f} s"
+    what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
     around.tally.violations.append(Violation(v.CLOSE, f"{what}, expected {code or 'an open call'}", number))
 
 

@@ -87,29 +87,34 @@ _FAULTS = {
 }
 
 
-def make_round(seed: int, number: int, *, shape: str | None = None, n_calls: int = 60, seconds: float = 8) -> Round:
+def make_round(
+    seed: int, number: int, *, shape: str | None = None, n_calls: int = 60, seconds: float = 8, most_steps: int = 16
+) -> Round:
     """The round of this number. `n_calls` begin within `seconds`."""
     choose = random.Random(f"{seed}/{number}")
     shape = shape or choose.choices(SHAPES, (10, 2, 2, 2, 2))[0]
     doors = ("bridge",) if shape == "bridge" else _DOORS
     calls = tuple(
-        make_call(choose.randrange(2**32), doors, start_ms=round(1000 * seconds * n / n_calls)) for n in range(n_calls)
-    )
+        make_call(
+            choose.randrange(2**32), doors, start_ms=round(1000 * seconds * n / n_calls),
+            n_steps=choose.randint(3, most_steps),
+        )
+        for n in range(n_calls)
+    )  # fmt: skip
     faults = []
     if shape != "one" or choose.random() < 0.6:
         for _ in range(choose.randint(1, 2)):
             kind = choose.choice(_FAULTS[shape])
-            faults.append(Fault(choose.randint(1500, round(seconds * 1000)), kind, choose.randint(100, 700)))
+            faults.append(Fault(choose.randint(500, 500 + round(seconds * 1000)), kind, choose.randint(100, 700)))
     return Round(seed, number, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at_ms)))
 
 
-def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: int | None = None) -> CallHistory:
+def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: int = 10) -> CallHistory:
     choose = random.Random(seed)
     door = choose.choice(doors)
     kinds = list(_STEPS)
     weights = list(_STEPS.values())
-    n = choose.randint(3, 16) if n_steps is None else n_steps
-    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in choose.choices(kinds, weights, k=n)]
+    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in choose.choices(kinds, weights, k=n_steps)]
     if door not in ("native", "bridge", "twilio"):
         steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))

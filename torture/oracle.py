@@ -54,6 +54,7 @@ class TurnTrack:
     id: str
     letter: str
     number: int
+    begun_ns: int
     source: str = ""
     lengths: set[int] = field(default_factory=set)
     """The lengths that the text has had."""
@@ -86,6 +87,7 @@ class TurnTrack:
 class MarkTrack:
     turn: str
     offset: int
+    set_ns: int
     fate: str = ""
 
 
@@ -139,6 +141,7 @@ class NativeOracle:
         self._media_clears_ns: list[int] = []
         self._is_over = False
         self._playing_since_ns = 0
+        self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
         after what they delayed."""
@@ -164,7 +167,7 @@ class NativeOracle:
         match message["type"]:
             case "say" | "text":
                 if turn is None:
-                    turn = TurnTrack(message["turn"], letter, len(self.turns))
+                    turn = TurnTrack(message["turn"], letter, len(self.turns), now_ns)
                     self.turns[turn.id] = self._owners[letter] = turn
                     self._tally.counts["turns"] += 1
                 if turn.is_live and not turn.is_closed:
@@ -180,7 +183,8 @@ class NativeOracle:
                     self._interrupt(list(self.turns.values()), now_ns)
             case "mark":
                 # Names are not used twice, so each has one fate.
-                self._marks[message["name"]] = MarkTrack(message["turn"], len(turn.source) if turn is not None else 0)
+                offset = len(turn.source) if turn is not None else 0
+                self._marks[message["name"]] = MarkTrack(message["turn"], offset, now_ns)
             case "pause":
                 for each in self.turns.values():
                     if each.is_live:
@@ -248,6 +252,8 @@ class NativeOracle:
             case "status":
                 self._checked(v.ANSWERS)
                 self._n_status -= 1
+            case "hangup":
+                self._hangup_ns = now_ns
 
     def _started(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._checked(v.ORDER)
@@ -543,13 +549,15 @@ class NativeOracle:
         if is_torn:
             self._tally.counts["calls torn"] += 1
             return
+        # What was sent when the telephone side had hung up, the server has not read.
+        read_ns = now_ns if self._hangup_ns is None else self._hangup_ns - CROSS_NS
         for turn in self.turns.values():
-            if turn.is_live:
+            if turn.is_live and turn.begun_ns <= read_ns:
                 self._wrong(v.ONE_END, f"{turn.id} has not ended")
         for name, mark in self._marks.items():
-            if not mark.fate:
+            if not mark.fate and mark.set_ns <= read_ns:
                 self._wrong(v.ONE_FATE, f"mark {name!r} of {mark.turn} has no fate")
-        if self.owes_answers and (self._pings or self._n_status or self._n_invalid):
+        if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
             self._wrong(v.ANSWERS, f"{lacking} did not come")
 

@@ -89,6 +89,7 @@ class Subject:
 
     def start_engine(self) -> None:
         """Start the engine's process, or another one after it was killed."""
+        _forget(self.engine)
         self.engine = self._run(
             "engine", "-m", "telephony_tts.cli", "engine", "serve", "--set", "engines.default=fake",
             "--listen", f"unix:{self.folder}/engine.sock",
@@ -97,6 +98,7 @@ class Subject:
 
     def start_bridge(self) -> None:
         """Start the bridge, or another one on the same port after it was killed."""
+        _forget(self.bridge)
         settings = (f"server.url=ws://127.0.0.1:{self.port}/media/native", f"audiosocket.port={self.media_port}",
                     "http.port=0", "drain_s=1")  # fmt: skip
         words = [word for setting in settings for word in ("--set", setting)]
@@ -197,6 +199,13 @@ class Subject:
         if self.disk is not None:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _forget(process: subprocess.Popen[str] | None) -> None:
+    """Close the pipe of a process that was killed."""
+    if process is not None and process.stdout is not None:
+        process.wait()
+        process.stdout.close()
 
 
 def children(pid: int) -> list[int]:

@@ -30,16 +30,16 @@ def tried(rounds: Iterable[Round], *defects: str) -> Outcome:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_round_with_faults_breaks_no_promise(shape: str) -> None:
-    whole = make_round(1, 1, shape=shape, n_calls=16, seconds=4)
+    whole = make_round(1, 1, shape=shape, n_calls=16, seconds=4, most_steps=5)
     outcome = tried([only(whole, list(whole.calls), list(FAULTS[shape]))])
     assert outcome.tally.violations == []
     counts = outcome.tally.counts
-    assert counts["rounds"] == 1 and counts["turns"] > 30 and counts["neighbours' frames"] > 100
+    assert counts["rounds"] == 1 and counts["turns"] > 15 and counts["neighbours' frames"] > 100
     assert {name for name in counts if name.startswith("fault ")} == {f"fault {f.kind}" for f in FAULTS[shape]}
 
 
 def test_leaks_of_a_server_are_found() -> None:
-    rounds = [make_round(2, n, shape="one", n_calls=8, seconds=1) for n in range(3)]
+    rounds = [make_round(2, n, shape="one", n_calls=8, seconds=1, most_steps=5) for n in range(3)]
     found = tried([only(whole, list(whole.calls), []) for whole in rounds], *LEAKS).tally.violations
     told = " ".join(each.what for each in found if each.check == v.LEAKS)
     for what in ("tasks", "threads", "descriptors", "temporary files", "has grown"):
@@ -48,7 +48,7 @@ def test_leaks_of_a_server_are_found() -> None:
 
 def test_what_disturbs_others_or_the_operator_is_found() -> None:
     names = ("blocked", "raise_in_a_callback", "wrong_exit_status", "another_close_code")
-    whole = make_round(3, 1, shape="one", n_calls=12, seconds=3)
+    whole = make_round(3, 1, shape="one", n_calls=12, seconds=3, most_steps=5)
     found = tried([only(whole, list(whole.calls), [])], *names).tally.violations
     assert {DEFECTS[name].check for name in names} <= {each.check for each in found}
 
