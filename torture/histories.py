@@ -114,7 +114,8 @@ def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: 
     door = choose.choice(doors)
     kinds = list(_STEPS)
     weights = list(_STEPS.values())
-    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in choose.choices(kinds, weights, k=n_steps)]
+    chosen = choose.choices(kinds, weights, k=n_steps)
+    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
     if door not in ("native", "bridge", "twilio"):
         steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))

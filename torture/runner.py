@@ -97,7 +97,8 @@ class Runner:
             self._merge(tally)
             if not keeps:
                 may_fail = any(kills(fault.kind) for fault in whole.faults) or whole.shape in ("engine", "small")
-                found += self._end_life(may_fail=may_fail)
+                was_killed = any(fault.kind == "kill_front" for fault in whole.faults)
+                found += self._end_life(may_fail=may_fail, was_killed=was_killed)
         return found
 
     def _judge_memory(self, after: Holdings, tally: Tally) -> None:
@@ -108,12 +109,12 @@ class Runner:
         if grown > _GROWTH_KIB:
             tally.violations.append(Violation(v.LEAKS, f"the server has grown by {grown} KiB in {len(sizes)} rounds"))
 
-    def _end_life(self, *, may_fail: bool = False) -> list[Violation]:
+    def _end_life(self, *, may_fail: bool = False, was_killed: bool = False) -> list[Violation]:
         if self._subject is None:
             return []
         tally = Tally()
         try:
-            judge_end(self._subject, tally, may_fail=may_fail)
+            judge_end(self._subject, tally, may_fail=may_fail, was_killed=was_killed)
         finally:
             self._subject.close()
             self._subject = None

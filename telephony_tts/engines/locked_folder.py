@@ -1,4 +1,4 @@
-"""A temporary folder with a lock. Folders of processes that were killed have none, and the next process removes them."""
+"""A temporary folder with a lock. Folders of killed processes have none, and the next process removes them."""
 
 from __future__ import annotations
 
