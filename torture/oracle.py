@@ -550,7 +550,10 @@ class NativeOracle:
             self._tally.counts["calls torn"] += 1
             return
         # What was sent when the telephone side had hung up, the server has not read.
-        read_ns = now_ns if self._hangup_ns is None else self._hangup_ns - CROSS_NS
+        read_ns = now_ns
+        if self._hangup_ns is not None:
+            stopped_ns = self._stops.within(self._hangup_ns - 2 * _LONGEST_STOP_NS, self._hangup_ns)
+            read_ns = self._hangup_ns - CROSS_NS - stopped_ns
         for turn in self.turns.values():
             if turn.is_live and turn.begun_ns <= read_ns:
                 self._wrong(v.ONE_END, f"{turn.id} has not ended")

@@ -32,7 +32,7 @@ def main() -> None:
     chosen = flags.parse_args()
     if chosen.descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.descriptors, chosen.descriptors))
-    fake.render = lru_cache(maxsize=4096)(fake.render)
+    fake.render = lru_cache(maxsize=64)(fake.render)  # more would look like a leak, because texts are random
     for name in chosen.defect:
         defects.plant(name)
     settings: dict[str, object] = {}

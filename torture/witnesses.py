@@ -40,7 +40,8 @@ class Neighbour(Link):
         self._changed = asyncio.Event()
         self._event: dict[str, Any] = {}
         self.n_turns = 0
-        self._late: list[tuple[int, int]] = []
+        self._late: list[tuple[int, int, int]] = []
+        """(from when stops excuse it, when it was due, when it came) of each late frame."""
         self.worst_ns = 0
 
     def take(self, message: dict[str, Any], at_ns: int) -> None:
@@ -85,13 +86,15 @@ class Neighbour(Link):
         for n, (at_ns, _) in enumerate(self._frames):
             due_ns = begin_ns + n * FRAME_NS
             if at_ns - due_ns > LATE_NS:
-                self._late.append((due_ns, at_ns))
+                # If a stop made the engine late, the schedule was moved by that and stays where it is (§6.6).
+                since_ns = begin_ns if self._event.get("underruns") else due_ns - 2 * FRAME_NS
+                self._late.append((since_ns, due_ns, at_ns))
 
     def judge_late(self) -> None:
         """Stops become known after what they delayed, so this is the last thing."""
         n_late, worst_ns = 0, 0
-        for due_ns, at_ns in self._late:
-            late_ns = at_ns - due_ns - self._around.stops.within(due_ns - 2 * FRAME_NS, at_ns)
+        for since_ns, due_ns, at_ns in self._late:
+            late_ns = at_ns - due_ns - self._around.stops.within(since_ns, at_ns)
             worst_ns = max(worst_ns, late_ns)
             n_late += late_ns > LATE_NS
         if n_late and not self._around.may_fail:
