@@ -17,6 +17,10 @@ PYTEST_ARGS ?=
 # So many tests run at a time. Tests that judge the clock have limits of their own, see tests/run_all.py.
 PROCESSES   ?= 2
 EXTENSION   ?= 700
+# make torture: for how long, and the seed of its histories.
+MINUTES      ?= 1
+SEED         ?= 1
+TORTURE_ARGS ?=
 DEMO_ARGS   ?=
 # make fuzz: which parsers (all if empty), and how many inputs for each.
 TARGET      ?=
@@ -52,7 +56,7 @@ BUILD_ARGS  ?=
 LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
 LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
+.PHONY: help run model setup check test test-quick soak torture fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -64,6 +68,7 @@ help:
 	@echo "make soak    the long repetitions of some tests: many minutes"
 	@echo "make fuzz    inputs that no parser expects         (TARGET='ssml esl' N=1000000 FUZZ_ARGS='--seed 7')"
 	@echo "make autobahn   the Autobahn test suite against our WebSockets (needs Python 2.7)"
+	@echo "make torture random calls and faults, judged   (MINUTES=10 SEED=7)"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
 	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
 	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
@@ -104,6 +109,8 @@ fuzz: $(VENV)/.installed-dev
 
 autobahn: $(VENV)/.installed-dev
 	@$(BIN)/python -m torture.autobahn --json benchmarks/results/autobahn.json
+torture: $(VENV)/.installed-dev
+	@$(BIN)/python -m torture --minutes $(MINUTES) --seed $(SEED) $(TORTURE_ARGS)
 
 # schedule.py and fleet.py are left out: they measure nothing, but compute from costs that are inputs. gpu_check.py has a
 # target of its own.
@@ -169,7 +176,7 @@ manifests: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
-	find telephony_tts sip_bridge tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find telephony_tts sip_bridge tests benchmarks torture examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------- installing
 # If a stamp is newer than pyproject.toml there is nothing to install, and pip does not run.

@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FOLDERS = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs", "configs", "docker", "deploy", "examples")
+FOLDERS = (
+    "telephony_tts", "sip_bridge", "tests", "benchmarks", "docs", "configs", "docker", "deploy", "examples", "torture",
+)  # fmt: skip
 _PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|md|yaml|xml|conf|onnx|json)\b(?!\.\w)")
 _SEPARATOR = re.compile(r"\|( *:?-+:? *\|)+")
 

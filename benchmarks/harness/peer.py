@@ -29,6 +29,8 @@ class Peer(asyncio.Protocol):
         self._path = path
         self._rest = b""
         self._is_open = False
+        self.close_code: int | None = None
+        """What the server has closed with, if it said so."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: Any = None
@@ -92,6 +94,7 @@ class Peer(asyncio.Protocol):
             elif opcode == _PING:
                 self.write(frame(data[begin:end], 10))
             elif opcode == _CLOSE:
+                self.close_code = int.from_bytes(data[begin : begin + 2], "big") if n >= 2 else None
                 self.write(frame(data[begin:end], _CLOSE))
                 self.transport.close()
             at = end

@@ -13,7 +13,6 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import shutil
-import tempfile
 import unicodedata
 from bisect import bisect_right
 from collections import deque
@@ -27,6 +26,7 @@ import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
 from telephony_tts.engines.espeak_phonemes import VoicePhonemes, ask
+from telephony_tts.engines.locked_folder import LockedFolder
 from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
 from telephony_tts.engines.versions import package_version
@@ -229,7 +229,7 @@ class EspeakEngine:
 class _Installation:
     """The idle copies of the library, one for each worker, and the folder with the copies and the voices."""
 
-    folder: tempfile.TemporaryDirectory[str]
+    folder: LockedFolder
     idle: deque[_Library]
     phonemes: dict[str, VoicePhonemes] = field(default_factory=dict)
     """Of the voices that had to speak IPA so far."""
@@ -341,7 +341,7 @@ def _install(n_copies: int) -> Iterator[_Installation]:
     import espeakng_loader
 
     library, data = Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())
-    folder = tempfile.TemporaryDirectory(prefix="telephony-tts-espeak-")
+    folder = LockedFolder("telephony-tts-espeak-")
     installation = _Installation(folder, deque())
     try:
         copies = [Path(shutil.copy(library, Path(folder.name, f"{i}-{library.name}"))) for i in range(n_copies)]

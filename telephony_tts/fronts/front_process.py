@@ -28,13 +28,13 @@ _log = logs.get(__name__)
 def main(fd: int) -> None:
     """Serve what the first message on the socket `fd` says, until SIGTERM. Exits with 1 if that is not possible."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
-    control = socket.socket(fileno=fd)
-    order: FrontOrder | None = read_order(control)
-    if order is None:
-        return
-    logs.setup(order.config.log, front=order.number)
-    with telling_failure(control):
-        _run(order, control)
+    with socket.socket(fileno=fd) as control:
+        order: FrontOrder | None = read_order(control)
+        if order is None:
+            return
+        logs.setup(order.config.log, front=order.number)
+        with telling_failure(control):
+            _run(order, control)
 
 
 @contextmanager

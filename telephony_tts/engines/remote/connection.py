@@ -66,8 +66,9 @@ LOST_NS = 3 * NS_PER_S
 CONNECT_S = 3.0
 CLOSE_S = 1.0
 """A cancelled utterance waits so long for the server to say that it holds nothing. Then the lease frees it."""
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses before each new connection after failures in a row; the last one repeats."""
+BACKOFF_S = (0.05, 0.1, 0.2, 0.4)
+"""Pauses before each new connection after failures in a row; the last one repeats. An engine that is back after a crash
+is used so soon."""
 REFUSED_S = 5.0
 """The pause behind a refusal that only an operator can end."""
 MAX_UNSENT_BYTES = 4_000_000

@@ -1,0 +1,213 @@
+"""Deliberate defects of the server. Each one breaks a promise, and the check of that promise has to find it.
+
+Most of them change what a session gives to its call: the list of effects of `Session.poll`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from telephony_tts.session.effects import Effect
+from telephony_tts.session.sender import Sender
+from telephony_tts.session.session import Session
+from telephony_tts.wire import messages as m
+from torture import violations as v
+
+Change = Callable[[Session, list[Effect]], list[Effect]]
+_kept: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Defect:
+    check: str
+    """The check that has to find it."""
+    plant: Callable[[], object]
+    is_virtual: bool = True
+    """Whether a session alone shows it, on a virtual clock."""
+
+
+def plant(name: str) -> None:
+    """Plant this defect into this process."""
+    DEFECTS[name].plant()
+
+
+def _poll(change: Change) -> Callable[[], None]:
+    def install() -> None:
+        healthy = Session.poll
+
+        def poll(self: Session, now_ns: int) -> list[Effect]:
+            return change(self, healthy(self, now_ns))
+
+        Session.poll = poll  # type: ignore[method-assign]
+
+    return install
+
+
+def _each(change: Callable[[Effect], list[Effect]]) -> Callable[[], None]:
+    return _poll(lambda _, effects: [new for old in effects for new in change(old)])
+
+
+def _second_end(effect: Effect) -> list[Effect]:
+    return [effect, effect] if isinstance(effect, m.Done) else [effect]
+
+
+def _no_end(effect: Effect) -> list[Effect]:
+    return [] if isinstance(effect, m.Cleared) else [effect]
+
+
+def _second_fate(effect: Effect) -> list[Effect]:
+    return [effect, effect] if isinstance(effect, m.MarkReached) else [effect]
+
+
+def _no_fate(effect: Effect) -> list[Effect]:
+    return [] if isinstance(effect, m.MarkReached) and effect.state == "cleared" else [effect]
+
+
+def _late_frame(self: Session, effects: list[Effect]) -> list[Effect]:
+    """The last frame of a turn is sent again behind its `cleared`."""
+    changed: list[Effect] = []
+    for effect in effects:
+        changed.append(effect)
+        if isinstance(effect, m.Frame) and effect.turn:
+            _last_frames[id(self)] = effect
+        elif isinstance(effect, m.Cleared) and effect.heard_ms and (frame := _last_frames.get(id(self))) is not None:
+            changed.append(replace(frame, turn=effect.turn))
+    return changed
+
+
+_last_frames: dict[int, m.Frame] = {}
+
+
+def _short_frame(effect: Effect) -> list[Effect]:
+    return [replace(effect, payload=effect.payload[:-1])] if isinstance(effect, m.Frame) else [effect]
+
+
+def _too_early() -> None:
+    """Frames are sent three frames before their time."""
+    healthy = Sender.send_due
+
+    def send_due(self: Sender, now_ns: int) -> bool:
+        return healthy(self, now_ns) | healthy(self, now_ns + 60_000_000)
+
+    Sender.send_due = send_due  # type: ignore[method-assign]
+
+
+def _heard_too_much(effect: Effect) -> list[Effect]:
+    """A word more counts as heard."""
+    if isinstance(effect, m.Cleared) and " " in effect.unheard_text.strip():
+        rest = effect.unheard_text
+        n = len(rest) - len(rest.lstrip())
+        n += len(rest.lstrip().split(" ")[0])
+        heard = effect.heard_text + rest[:n]
+        return [replace(effect, heard_text=heard, heard_chars=len(heard), unheard_text=rest[n:])]
+    return [effect]
+
+
+def _heard_ms_late(effect: Effect) -> list[Effect]:
+    """The frames that were sent ahead count as heard."""
+    return [replace(effect, heard_ms=effect.heard_ms + 200)] if isinstance(effect, m.Cleared) else [effect]
+
+
+def _done_when_sent(self: Session, effects: list[Effect]) -> list[Effect]:
+    """`done` comes when the last frame is sent."""
+    for turn in self.turns:
+        if turn.sent_all and turn.playout.t0_ns is not None and self._media:
+            turn.playout.t0_ns -= 1_000_000_000
+    return effects
+
+
+def _started_late(effects: list[Effect]) -> list[Effect]:
+    first = next((at for at, effect in enumerate(effects) if isinstance(effect, m.Started)), None)
+    if first is None:
+        return effects
+    return [*effects[:first], *effects[first + 1 :], effects[first]]
+
+
+def _no_pong(effect: Effect) -> list[Effect]:
+    return [] if isinstance(effect, m.Pong) else [effect]
+
+
+def _another_close_code() -> None:
+    healthy = Session.close
+
+    def close(self: Session, now_ns: int, **how: Any) -> None:
+        healthy(self, now_ns, **{**how, "code": 1011})
+
+    Session.close = close  # type: ignore[method-assign]
+
+
+def _on_clear(act: Callable[[], object]) -> Callable[[], None]:
+    """Do something in the server's process at each `cleared`."""
+
+    def change(effect: Effect) -> list[Effect]:
+        if isinstance(effect, m.Cleared):
+            act()
+        return [effect]
+
+    return _each(change)
+
+
+def _blocked() -> None:
+    time.sleep(0.08)  # the defect: the event loop is blocked
+
+
+def _leak_task() -> None:
+    _kept.append(asyncio.get_running_loop().create_task(asyncio.Event().wait()))
+
+
+def _leak_thread() -> None:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def _leak_descriptor() -> None:
+    os.open("/dev/null", os.O_RDONLY)
+
+
+def _leak_file() -> None:
+    os.close(tempfile.mkstemp()[0])
+
+
+def _leak_memory() -> None:
+    _kept.append(bytearray(os.urandom(4096) * 250))
+
+
+def _raise_in_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+
+
+def _wrong_exit_status() -> None:
+    import atexit
+
+    atexit.register(lambda: os._exit(3))
+
+
+DEFECTS: dict[str, Defect] = {
+    "second_end": Defect(v.ONE_END, _each(_second_end)),
+    "no_end": Defect(v.ONE_END, _each(_no_end)),
+    "second_fate": Defect(v.ONE_FATE, _each(_second_fate)),
+    "no_fate": Defect(v.ONE_FATE, _each(_no_fate)),
+    "late_frame": Defect(v.SILENCE, _poll(_late_frame)),
+    "short_frame": Defect(v.FRAMES, _each(_short_frame)),
+    "too_early": Defect(v.CLOCK, _too_early),
+    "heard_too_much": Defect(v.HEARD, _each(_heard_too_much)),
+    "heard_ms_late": Defect(v.HEARD, _each(_heard_ms_late)),
+    "done_when_sent": Defect(v.DONE, _poll(_done_when_sent)),
+    "started_late": Defect(v.ORDER, _poll(lambda _, effects: _started_late(effects))),
+    "no_pong": Defect(v.ANSWERS, _each(_no_pong)),
+    "another_close_code": Defect(v.CLOSE, _another_close_code, is_virtual=False),
+    "blocked": Defect(v.NEIGHBOUR, _on_clear(_blocked), is_virtual=False),
+    "leak_task": Defect(v.LEAKS, _on_clear(_leak_task), is_virtual=False),
+    "leak_thread": Defect(v.LEAKS, _on_clear(_leak_thread), is_virtual=False),
+    "leak_descriptor": Defect(v.LEAKS, _on_clear(_leak_descriptor), is_virtual=False),
+    "leak_file": Defect(v.LEAKS, _on_clear(_leak_file), is_virtual=False),
+    "leak_memory": Defect(v.LEAKS, _on_clear(_leak_memory), is_virtual=False),
+    "raise_in_a_callback": Defect(v.LOGS, _on_clear(_raise_in_a_callback), is_virtual=False),
+    "wrong_exit_status": Defect(v.DRAIN, _wrong_exit_status, is_virtual=False),
+}

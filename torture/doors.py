@@ -1,0 +1,411 @@
+"""Runs one history through its door, against a real server, with the door's oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import time
+import uuid
+from typing import Any
+from urllib.parse import urlencode
+
+from torture import violations as v
+from torture.histories import CallHistory, Step
+from torture.letters import LETTERS, FrameReader, sentence
+from torture.links import AudioSocketLink, BotLink, Link, TwilioLink
+from torture.oracle import NativeOracle
+from torture.script import Script
+from torture.surroundings import Surroundings
+from torture.vendor_oracle import VendorOracle
+from torture.violations import Violation
+
+MS = 1_000_000
+_CONNECT_S = 5.0
+_RESTART_S = 15.0
+"""So long a turn may wait for an engine that is killed or stopped."""
+_END_S = 5.0
+"""The server closes so much later at most than the speech takes that it owes."""
+_POLL_S = 0.05
+_NOTICED_S = 6.0
+"""A server notices within this time that the other end is gone."""
+
+
+async def run_call(call: CallHistory, number: int, around: Surroundings) -> None:
+    """Run a history to its end. What did not hold is in the tally."""
+    try:
+        match call.door:
+            case "native":
+                await _native(call, number, around)
+            case "twilio":
+                await _twilio(call, number, around)
+            case "bridge":
+                await _bridge(call, number, around)
+            case _:
+                await _vendor(call, number, around)
+    except OSError as error:
+        around.tally.counts["calls refused"] += 1
+        if not (around.may_refuse or around.may_break):
+            what = f"{call.door}: no connection: {str(error)[:120]}"
+            around.tally.violations.append(Violation(v.CLOSE, what, number))
+    except Exception as error:
+        around.crashes.append(f"call {number}: {error!r}")
+
+
+async def _native(call: CallHistory, number: int, around: Surroundings) -> None:
+    options = {"words": "on", **call.options}
+    is_lossy = bool(options.pop("through_proxy", False)) and around.proxy_port > 0
+    n_bytes = options["rate"] * options["ptime_ms"] // 1000 * (2 if options["codec"] == "pcm" else 1)
+    oracle = NativeOracle(
+        around.tally, around.stops, call=number, ptime_ms=options["ptime_ms"], frame_bytes=n_bytes,
+        lead_ns=options["lead_ms"] * MS, reader=FrameReader(options["codec"], options["rate"]),
+        may_fail=around.may_fail, is_lossy=is_lossy,
+    )  # fmt: skip
+    link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
+    await asyncio.wait_for(link.connect(around.proxy_port if is_lossy else around.port), _CONNECT_S)
+    try:
+        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await _end(call, number, around, link)
+    finally:
+        link.close()
+        oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+
+
+async def _twilio(call: CallHistory, number: int, around: Surroundings) -> None:
+    name = f"CA{uuid.UUID(int=random.getrandbits(128)).hex}"
+    oracle = NativeOracle(
+        around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail,
+        delay_ns=call.options["delay_ms"] * MS,
+    )  # fmt: skip
+    bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
+    media = TwilioLink(around, oracle, name)
+    try:
+        for link in (media, bot) if call.options["media_first"] else (bot, media):
+            await asyncio.wait_for(link.connect(around.port), _CONNECT_S)
+            if link is media:
+                media.start()
+        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+        if call.end in ("hangup", "media_rst"):
+            oracle.owes_answers = False
+            if call.end == "hangup":
+                media.hang_up_call()
+            else:
+                media.reset()
+            await _closes(bot, number, around, 1000)
+        else:
+            await _end(call, number, around, bot)
+        if not bot.closed.done():
+            bot.reset()
+        if not media.torn and not await media.gone(_NOTICED_S) and not around.may_break:
+            around.tally.violations.append(Violation(v.CLOSE, "twilio: the media leg outlives its bot", number))
+    finally:
+        bot.close()
+        media.close()
+        oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+
+
+async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
+    """A telephone call through the bridge. Its `clear` is not seen at this end: the audio only stops."""
+    name = uuid.UUID(int=random.getrandbits(128))
+    oracle = NativeOracle(
+        around.tally, around.stops, call=number, frame_bytes=320, has_media=True, may_fail=around.may_fail,
+        reader=FrameReader("pcm"), is_lossy=True,
+    )  # fmt: skip
+    bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
+    loop = asyncio.get_running_loop()
+    telephone = AudioSocketLink(name.bytes, oracle.frame)
+    try:
+        await asyncio.wait_for(bot.connect(around.port), _CONNECT_S)
+        await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
+        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+        if call.end in ("hangup", "media_rst"):
+            oracle.owes_answers = False
+            (telephone.hang_up if call.end == "hangup" else telephone.reset)()
+            await _closes(bot, number, around, 1000)
+        else:
+            await _end(call, number, around, bot)
+        if not bot.closed.done():
+            bot.reset()
+        try:
+            await asyncio.wait_for(asyncio.shield(telephone.closed), _NOTICED_S)
+        except TimeoutError:
+            if not around.may_break:
+                around.tally.violations.append(Violation(v.CLOSE, "bridge: the telephone outlives its bot", number))
+        for wrong in telephone.wrong:
+            around.tally.violations.append(Violation(v.FRAMES, f"bridge: {wrong}", number))
+    finally:
+        bot.close()
+        if telephone.transport is not None:
+            telephone.transport.abort()
+        oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+
+
+async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLink) -> None:
+    """End a native call as its history says."""
+    if link.closed.done():
+        await _closes(link, number, around, None)
+        return
+    match call.end:
+        case "close" | "close_now":
+            message = {"type": "close", **({"now": True} if call.end == "close_now" else {})}
+            link.oracle.sent(message, time.monotonic_ns())
+            link.send(message)
+            await _closes(link, number, around, 1000)
+            return
+        case "rst":
+            link.reset()
+        case "half_close":
+            link.half_close()
+        case "silence":
+            link.torn = True
+            await link.stop_reading(300)
+            link.reset()
+        case _:
+            link.leave()
+    if not await link.gone(_NOTICED_S) and not around.may_break:
+        around.tally.violations.append(Violation(v.CLOSE, f"{call.end}: the server keeps the socket open", number))
+
+
+async def _closes(link: Link, number: int, around: Surroundings, code: int | None) -> None:
+    """The server has to close with this code. A connection that breaks is only right if a process was killed."""
+    owed_s = link.oracle.owed_s() if isinstance(link, BotLink | VendorLink) else 0
+    within_s = owed_s + _END_S + (_RESTART_S if around.may_fail else 0)
+    is_gone = await link.gone(within_s)
+    around.tally.n_checked[v.CLOSE] += 1
+    if is_gone and code is not None and link.close_code == code:
+        return
+    link.torn = True
+    if around.may_break:
+        around.tally.counts["calls lost with a process"] += 1
+        return
+    what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
+    around.tally.violations.append(Violation(v.CLOSE, f"{what}, expected {code or 'an open call'}", number))
+
+
+# --------------------------------------------------------------------------- vendors
+
+
+class VendorLink(Link):
+    """A client of a vendor's protocol: what its messages are. `oracle` is told what they mean."""
+
+    path = ""
+    answers_cancel = True
+    closes = True
+    """Whether the protocol has a message that asks for the close."""
+
+    def __init__(self, around: Surroundings, number: int) -> None:
+        super().__init__(self.path, around)
+        self.oracle = VendorOracle(
+            around.tally, around.stops, call=number, answers_cancel=self.answers_cancel, may_fail=around.may_fail
+        )
+        self.key: str | None = None
+        """The text that is being written."""
+        self.n_texts = 0
+
+    def write_text(self, letter: str, text: str) -> None:
+        if self.key is None:
+            self.n_texts += 1
+            self.key = f"c{self.n_texts}"
+        self.oracle.wrote(self.key, letter, text)
+        self.say(self.key, text)
+
+    def complete(self) -> None:
+        if self.key is not None:
+            self.oracle.completed(self.key)
+            self.end_text(self.key)
+            self.key = None
+
+    def say(self, key: str, text: str) -> None:
+        raise NotImplementedError
+
+    def end_text(self, key: str) -> None:
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        raise NotImplementedError
+
+    def ask_close(self) -> None:
+        raise NotImplementedError
+
+    def live(self) -> list[str]:
+        return [key for key, text in self.oracle.texts.items() if not text.is_over and text.cancelled_ns is None]
+
+
+class DeepgramLink(VendorLink):
+    path = "/v1/speak?encoding=mulaw&sample_rate=8000"
+
+    def __init__(self, around: Surroundings, number: int) -> None:
+        super().__init__(around, number)
+        self._clears: list[list[str]] = []
+
+    def say(self, key: str, text: str) -> None:
+        self.send({"type": "Speak", "text": text})
+
+    def end_text(self, key: str) -> None:
+        self.send({"type": "Flush"})
+
+    def interrupt(self) -> None:
+        texts = self.oracle.texts
+        before = [key for key, text in texts.items() if not text.is_over]
+        for key in before:
+            self.oracle.cancelled(key, time.monotonic_ns())
+        self._clears.append(before)
+        self.key = None
+        self.send({"type": "Clear"})
+
+    def ask_close(self) -> None:
+        self.send({"type": "Close"})
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        match message["type"]:
+            case "Flushed":
+                texts = self.oracle.texts.items()
+                self.oracle.ended(next((k for k, text in texts if text.is_complete and not text.is_over), "none"))
+            case "Cleared":
+                if not self._clears:
+                    self.oracle.wrong(v.ANSWERS, "Cleared, and nobody asked for it")
+                    return
+                before = self._clears.pop(0)
+                self.oracle.silenced([key for key in before if not self.oracle.texts[key].is_over])
+            case "Warning":
+                self.oracle.failed(str(message))
+
+    def take_audio(self, payload: bytes, at_ns: int) -> None:
+        self.oracle.audio(payload, at_ns)
+
+
+class ElevenLabsLink(VendorLink):
+    path = "/v1/text-to-speech/default/multi-stream-input?output_format=ulaw_8000"
+
+    def say(self, key: str, text: str) -> None:
+        self.send({"text": text, "context_id": key})
+
+    def end_text(self, key: str) -> None:
+        self.send({"context_id": key, "flush": True})
+        self.send({"context_id": key, "close_context": True})
+
+    def interrupt(self) -> None:
+        for key in self.live():
+            n_times = 1 if key == self.key else 2
+            self.oracle.cancelled(key, time.monotonic_ns())
+            for _ in range(n_times):
+                self.send({"context_id": key, "close_context": True})
+        self.key = None
+
+    def ask_close(self) -> None:
+        self.send({"close_socket": True})
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        key = message.get("contextId")
+        if message.get("audio"):
+            self.oracle.audio(base64.b64decode(message["audio"]), at_ns, key)
+        if message.get("isFinal"):
+            self.oracle.ended(str(key))
+        if message.get("error"):
+            self.oracle.failed(str(message))
+
+
+_CARTESIA_FORMAT = {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8000}
+
+
+class CartesiaLink(VendorLink):
+    path = "/tts/websocket?cartesia_version=2025-04-16"
+    answers_cancel = False
+    closes = False
+
+    def say(self, key: str, text: str) -> None:
+        self.send(
+            {"model_id": "sonic-3", "voice": {"mode": "id", "id": "f786b574-daa5-4673-aa0c-cbe3e8534c02"},
+             "output_format": _CARTESIA_FORMAT, "context_id": key, "transcript": text, "continue": True}
+        )  # fmt: skip
+
+    def end_text(self, key: str) -> None:
+        self.send({"context_id": key, "transcript": " ", "continue": False})
+
+    def interrupt(self) -> None:
+        for key in self.live():
+            self.oracle.cancelled(key, time.monotonic_ns())
+            self.send({"context_id": key, "cancel": True})
+        self.key = None
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        match message["type"]:
+            case "chunk":
+                self.oracle.audio(base64.b64decode(message["data"]), at_ns, message["context_id"])
+            case "done":
+                self.oracle.ended(str(message["context_id"]))
+            case "error":
+                self.oracle.failed(str(message))
+
+
+_VENDORS: dict[str, type[VendorLink]] = {
+    "deepgram": DeepgramLink, "elevenlabs": ElevenLabsLink, "cartesia": CartesiaLink
+}  # fmt: skip
+_MOST_TEXTS = 4
+"""ElevenLabs allows five contexts that are open."""
+
+
+async def _vendor(call: CallHistory, number: int, around: Surroundings) -> None:
+    link = _VENDORS[call.door](around, number)
+    await asyncio.wait_for(link.connect(around.port), _CONNECT_S)
+    is_torn = call.end == "rst"
+    try:
+        choose = random.Random(f"{call.seed} words")
+        for step in call.steps:
+            if step.after_ms:
+                await asyncio.sleep(step.after_ms / 1000)
+            if link.closed.done():
+                break
+            await _vendor_step(link, step, choose)
+        link.complete()
+        if call.end == "close" and link.closes and not link.closed.done():
+            link.ask_close()
+            await _closes(link, number, around, 1000)
+            is_torn = link.torn
+        elif call.end == "rst":
+            link.reset()
+        else:
+            await _until_over(link)
+            is_torn = link.closed.done() and around.may_break
+            link.leave()
+            await link.gone(_NOTICED_S)
+    finally:
+        link.close()
+        link.oracle.finish(is_torn=is_torn)
+
+
+async def _vendor_step(link: VendorLink, step: Step, choose: random.Random) -> None:
+    match step.do:
+        case "say" | "text":
+            busy = {text.letter for text in link.oracle.texts.values() if not text.is_over}
+            if link.key is None:
+                free = [letter for letter in LETTERS if letter not in busy]
+                if len(busy) >= _MOST_TEXTS:
+                    return
+                # The one that was used longest ago, so that late audio is not taken for that of a new text.
+                letter = min(free, key=lambda each: _last_use(link, each))
+            else:
+                letter = link.oracle.texts[link.key].letter
+            link.write_text(letter, sentence(choose, letter, step.n) + " ")
+            if step.do == "say":
+                link.complete()
+        case "last":
+            link.complete()
+        case "clear" | "clear_turn":
+            link.interrupt()
+        case "clear_storm":
+            for _ in range(step.n):
+                link.interrupt()
+        case "stuck":
+            await link.stop_reading(40 * step.n)
+
+
+def _last_use(link: VendorLink, letter: str) -> int:
+    return max((n for n, text in enumerate(link.oracle.texts.values()) if text.letter == letter), default=-1)
+
+
+async def _until_over(link: VendorLink) -> None:
+    end_s = time.monotonic() + link.oracle.owed_s() + _END_S
+    while link.oracle.owed and time.monotonic() < end_s:
+        if await link.gone(_POLL_S):
+            return

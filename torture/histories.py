@@ -1,0 +1,143 @@
+"""What the calls of a round do, chosen by a seed. Pure, and the same for the same seed on every machine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a client does, `after_ms` after the step before. `n` is how much or how often."""
+
+    after_ms: int
+    do: str
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class CallHistory:
+    """A call: through which door, when it begins, what it does, and how it ends."""
+
+    door: str
+    seed: int
+    start_ms: int
+    steps: tuple[Step, ...]
+    end: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to a process, or to what it needs. `n` is a duration in ms or a number."""
+
+    at_ms: int
+    kind: str
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Calls and faults against one server. `shape` says what the server consists of."""
+
+    seed: int
+    number: int
+    shape: str
+    calls: tuple[CallHistory, ...]
+    faults: tuple[Fault, ...]
+    n_neighbours: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Round:
+        calls = tuple(
+            CallHistory(**{**call, "steps": tuple(Step(**step) for step in call["steps"])}) for call in told["calls"]
+        )
+        return cls(**{**told, "calls": calls, "faults": tuple(Fault(**fault) for fault in told["faults"])})
+
+
+SHAPES = ("one", "fronts", "engine", "bridge", "small")
+"""one: a server in one process. fronts: two processes behind the port. engine: the engine in a process of its own.
+bridge: telephone calls come through the SIP bridge. small: few descriptors, a disk that is full, names that do not
+resolve."""
+
+_STEPS = {
+    "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
+    "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
+}  # fmt: skip
+_WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
+_ENDS = {
+    "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
+    "twilio": ("close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "half_close"),
+    "bridge": ("close", "close", "hangup", "fin", "media_rst"),
+    "deepgram": ("close", "close", "fin", "rst"),
+    "elevenlabs": ("close", "close", "fin", "rst"),
+    "cartesia": ("fin", "fin", "rst"),
+}
+_DOORS = ("native", "native", "native", "twilio", "twilio", "deepgram", "elevenlabs", "cartesia")
+_FAULTS = {
+    "one": ("stop_server",),
+    "fronts": ("stop_front", "kill_front"),
+    "engine": ("stop_engine", "kill_engine"),
+    "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
+    "small": ("use_up_descriptors", "fill_disk"),
+}
+
+
+def make_round(
+    seed: int, number: int, *, shape: str | None = None, n_calls: int = 60, seconds: float = 8, most_steps: int = 16
+) -> Round:
+    """The round of this number. `n_calls` begin within `seconds`."""
+    choose = random.Random(f"{seed}/{number}")
+    shape = shape or choose.choices(SHAPES, (10, 2, 2, 2, 2))[0]
+    doors = ("bridge",) if shape == "bridge" else _DOORS
+    calls = tuple(
+        make_call(
+            choose.randrange(2**32), doors, start_ms=round(1000 * seconds * n / n_calls),
+            n_steps=choose.randint(3, most_steps),
+        )
+        for n in range(n_calls)
+    )  # fmt: skip
+    faults = []
+    if shape != "one" or choose.random() < 0.6:
+        for _ in range(choose.randint(1, 2)):
+            kind = choose.choice(_FAULTS[shape])
+            faults.append(Fault(choose.randint(500, 500 + round(seconds * 1000)), kind, choose.randint(100, 700)))
+    return Round(seed, number, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at_ms)))
+
+
+def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: int = 10) -> CallHistory:
+    choose = random.Random(seed)
+    door = choose.choice(doors)
+    kinds = list(_STEPS)
+    weights = list(_STEPS.values())
+    chosen = choose.choices(kinds, weights, k=n_steps)
+    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
+    if door not in ("native", "bridge", "twilio"):
+        steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
+    steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
+    return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS[door]), _options(door, choose))
+
+
+def _options(door: str, choose: random.Random) -> dict[str, Any]:
+    if door == "native":
+        codec = choose.choice(["ulaw", "ulaw", "alaw", "pcm"])
+        return {
+            "codec": codec,
+            "rate": choose.choice([8000, 16000]) if codec == "pcm" else 8000,
+            "ptime_ms": choose.choice([20, 20, 20, 10, 40]),
+            "audio": choose.choice(["binary", "base64"]),
+            "lead_ms": choose.choice([0, 60, 200, 400]),
+            "through_proxy": choose.random() < 0.1,
+        }
+    if door == "twilio":
+        return {"media_first": choose.random() < 0.4, "delay_ms": choose.choice([0, 0, 20, 80, 300, 1000, 1500])}
+    return {}
+
+
+def only(whole: Round, calls: list[CallHistory], faults: list[Fault]) -> Round:
+    """The same round with these calls and faults alone."""
+    return replace(whole, calls=tuple(calls), faults=tuple(faults))

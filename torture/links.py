@@ -1,0 +1,224 @@
+"""The client's ends of sockets, on the benchmarks' light WebSocket client, and the ways in which they can die."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from harness.peer import Peer, frame
+
+from torture.oracle import NativeOracle
+from torture.surroundings import Surroundings
+from torture.violations import Stops
+
+MS = 1_000_000
+_BINARY = 2
+
+
+class Link(Peer):
+    """A WebSocket that can stop reading, be cut, and be half closed. An error in `take` is noted and ends nothing."""
+
+    def __init__(self, path: str, around: Surroundings) -> None:
+        super().__init__(path)
+        self._around = around
+        self.torn = False
+        """Whether this end broke the connection, so that the rest of the call is not owed to it."""
+        self._is_half_closed = False
+
+    def write(self, framed: bytes) -> None:
+        if not self._is_half_closed:
+            super().write(framed)
+
+    def send_raw(self, payload: bytes, *, is_text: bool) -> None:
+        self.write(frame(payload) if is_text else frame(payload, _BINARY))
+
+    async def stop_reading(self, ms: int) -> None:
+        """Read nothing for some time. What comes late by that is not the server's fault."""
+        begin_ns = time.monotonic_ns()
+        with suppress(RuntimeError):
+            self.transport.pause_reading()
+        await asyncio.sleep(ms / 1000)
+        if not self.transport.is_closing():
+            with suppress(RuntimeError):
+                self.transport.resume_reading()
+        self.own_stops.add(begin_ns, time.monotonic_ns() + 5 * MS)
+
+    @property
+    def own_stops(self) -> Stops:
+        return self._around.stops
+
+    def reset(self) -> None:
+        """TCP RST."""
+        self.torn = True
+        own = self.transport.get_extra_info("socket")
+        if own is not None and not self.transport.is_closing():
+            with suppress(OSError):
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def half_close(self) -> None:
+        """TCP FIN without a close frame."""
+        self.torn = self._is_half_closed = True
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def leave(self) -> None:
+        """The close frame of a client that has finished: it does not wait for what is still due."""
+        self.torn = True
+        self.hang_up()
+
+    async def gone(self, within_s: float) -> bool:
+        """Whether the connection is closed by then."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self.closed), within_s)
+        return self.closed.done()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def on_message(self, payload: bytes, at_ns: int) -> None:
+        try:
+            self.take(json.loads(payload), at_ns)
+        except Exception as error:
+            self._around.crashes.append(f"{type(self).__name__}: {error!r} at {payload[:200]!r}")
+
+    def on_binary(self, payload: bytes, at_ns: int) -> None:
+        try:
+            self.take_audio(payload, at_ns)
+        except Exception as error:
+            self._around.crashes.append(f"{type(self).__name__}: {error!r} at {len(payload)} bytes of audio")
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        raise NotImplementedError
+
+    def take_audio(self, payload: bytes, at_ns: int) -> None:
+        raise NotImplementedError
+
+
+class BotLink(Link):
+    """A bot on `/v1/stream`."""
+
+    def __init__(self, path: str, around: Surroundings, oracle: NativeOracle) -> None:
+        super().__init__(path, around)
+        self.oracle = oracle
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        if message.get("event") == "media":
+            self.oracle.frame(base64.b64decode(message["media"]["payload"]), at_ns)
+        else:
+            self.oracle.event(message, at_ns)
+
+    def take_audio(self, payload: bytes, at_ns: int) -> None:
+        self.oracle.frame(payload, at_ns)
+
+
+class TwilioLink(Link):
+    """Twilio's side of a media stream. It plays as the oracle's player does, and reports marks as that reaches them."""
+
+    def __init__(self, around: Surroundings, oracle: NativeOracle, call: str) -> None:
+        super().__init__("/media/twilio", around)
+        self._oracle = oracle
+        self._call = call
+        self._sequence = 0
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def report(self, event: str, **fields: Any) -> None:
+        self._sequence += 1
+        self.send({"event": event, "sequenceNumber": str(self._sequence), "streamSid": "MZ1", **fields})
+
+    def start(self) -> None:
+        self.send({"event": "connected", "protocol": "Call", "version": "1.0.0"})
+        sound = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
+        start = {"streamSid": "MZ1", "accountSid": "AC1", "callSid": self._call, "tracks": ["inbound"],
+                 "customParameters": {}, "mediaFormat": sound}  # fmt: skip
+        self.report("start", start=start)
+
+    def hang_up_call(self) -> None:
+        self.report("stop", stop={"accountSid": "AC1", "callSid": self._call})
+
+    def take(self, message: dict[str, Any], at_ns: int) -> None:
+        match message["event"]:
+            case "media":
+                self._oracle.frame(base64.b64decode(message["media"]["payload"]), at_ns)
+            case "mark":
+                name = message["mark"]["name"]
+                loop = asyncio.get_running_loop()
+                wait_s = max(0, self._oracle.player.end_ns - at_ns) / 1e9
+                self._timers[name] = loop.call_later(wait_s, self._echo, name)
+            case "clear":
+                self._oracle.media_clear(at_ns)
+                for name, timer in list(self._timers.items()):
+                    timer.cancel()
+                    self._echo(name)
+
+    def _echo(self, name: str) -> None:
+        del self._timers[name]
+        self.report("mark", mark={"name": name})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        super().connection_lost(exc)
+
+
+class AudioSocketLink(asyncio.Protocol):
+    """Asterisk's end of an AudioSocket call: it speaks silence every 20 ms and gets audio."""
+
+    SILENCE = b"\x10\x01\x40" + bytes(320)
+
+    def __init__(self, call: bytes, on_audio: Callable[[bytes, int], None]) -> None:
+        self._call = call
+        self._on_audio = on_audio
+        self._rest = b""
+        self._ticker: asyncio.TimerHandle | None = None
+        self.transport: Any = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.last_ns = 0
+        self.wrong: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.transport.write(b"\x01\x00\x10" + self._call)
+        self._tick()
+
+    def _tick(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self.SILENCE)
+            self._ticker = asyncio.get_running_loop().call_later(0.02, self._tick)
+
+    def data_received(self, data: bytes) -> None:
+        now_ns = time.monotonic_ns()
+        self._rest += data
+        while len(self._rest) >= 3:
+            n = int.from_bytes(self._rest[1:3], "big")
+            if len(self._rest) < 3 + n:
+                return
+            kind, payload, self._rest = self._rest[0], self._rest[3 : 3 + n], self._rest[3 + n :]
+            if kind == 0x10:
+                self.last_ns = now_ns
+                self._on_audio(payload, now_ns)
+            elif kind != 0:
+                self.wrong.append(f"a frame of kind {kind}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def hang_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(bytes(3))
+            self.transport.close()
+
+    def reset(self) -> None:
+        self.transport.abort()

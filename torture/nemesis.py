@@ -1,0 +1,147 @@
+"""Does to processes, and to what they need, what a round's faults say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from harness.peer import Peer
+
+from torture import violations as v
+from torture.histories import Fault
+from torture.subject import Subject
+from torture.surroundings import Surroundings
+from torture.violations import Violation
+
+MS = 1_000_000
+_AFTER_STOP_NS = 30 * MS
+"""A process that goes on has so long to catch up."""
+_FLOOD = 400
+RECOVERY_NS = 500 * MS
+"""Speech comes so soon after the killed process is ready again."""
+
+
+def kills(kind: str) -> bool:
+    return kind.startswith("kill")
+
+
+async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surroundings) -> None:
+    begin_s = time.monotonic()
+    for fault in faults:
+        await asyncio.sleep(max(0, begin_s + fault.at_ms / 1000 - time.monotonic()))
+        around.tally.counts[f"fault {fault.kind}"] += 1
+        match fault.kind:
+            case "stop_server" | "stop_front":
+                fronts = subject.fronts()
+                await _stop(fronts[fault.n % len(fronts)], fault.n, around)
+            case "stop_engine" if subject.engine is not None:
+                await _stop(subject.engine.pid, fault.n, around)
+            case "stop_bridge" if subject.bridge is not None:
+                await _stop(subject.bridge.pid, fault.n, around)
+            case "kill_front":
+                await _kill_front(subject, fault.n, around)
+            case "kill_engine" if subject.engine is not None:
+                subject.engine.kill()
+                subject.engine.wait()
+                await asyncio.to_thread(subject.start_engine)
+                await _recovers(around, "engine")
+            case "kill_bridge" if subject.bridge is not None:
+                subject.bridge.kill()
+                subject.bridge.wait()
+                await asyncio.to_thread(subject.start_bridge)
+                around.media_port = subject.media_port
+                await _recovers(around, "bridge")
+            case "use_up_descriptors":
+                await _use_up_descriptors(around.port, fault.n)
+            case "fill_disk" if subject.disk is not None:
+                await asyncio.to_thread(_fill, subject.disk)
+
+
+def _fill(disk: Path) -> None:
+    with suppress(OSError), open(disk / "filler", "wb") as filler:
+        filler.write(bytes(1_000_000))
+
+
+async def _stop(pid: int, ms: int, around: Surroundings) -> None:
+    """SIGSTOP, and SIGCONT after this time."""
+    begin_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(ms / 1000)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
+
+
+async def _kill_front(subject: Subject, n: int, around: Surroundings) -> None:
+    fronts = subject.fronts()
+    os.kill(fronts[n % len(fronts)], signal.SIGKILL)
+    await _recovers(around, "front")
+
+
+async def _recovers(around: Surroundings, what: str) -> None:
+    """A new call speaks soon after the process is there again."""
+    begin_ns = time.monotonic_ns()
+    await first_speech(around.port)
+    took_ns = time.monotonic_ns() - begin_ns
+    lost_ns = around.stops.within(begin_ns, time.monotonic_ns())
+    around.tally.n_checked[v.RECOVERY] += 1
+    around.tally.counts[f"recovery ms {what}"] = max(around.tally.counts[f"recovery ms {what}"], took_ns // MS)
+    if took_ns - lost_ns > RECOVERY_NS:
+        found = f"a new call spoke {took_ns / MS:.0f} ms after the {what} was ready again"
+        around.tally.violations.append(Violation(v.RECOVERY, found))
+
+
+class _Probe(Peer):
+    """A bot that says a word and waits for its speech."""
+
+    def __init__(self) -> None:
+        super().__init__("/v1/stream?audio=none")
+        self.spoke = asyncio.get_running_loop().create_future()
+
+    def on_message(self, payload: bytes, at_ns: int) -> None:
+        if payload.startswith(b'{"type":"started"') and not self.spoke.done():
+            self.spoke.set_result(True)
+        elif payload.startswith(b'{"type":"error"') and not self.spoke.done():
+            self.spoke.set_result(False)
+
+
+async def first_speech(port: int, within_s: float = 20) -> None:
+    """Return when a new call has begun to speak; it is tried again until then."""
+    end_s = time.monotonic() + within_s
+    while time.monotonic() < end_s:
+        probe = _Probe()
+        try:
+            await asyncio.wait_for(probe.connect(port), 2)
+            probe.send({"type": "say", "turn": "x", "text": "aaa."})
+            if await asyncio.wait_for(probe.spoke, 3):
+                return
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            if probe.transport is not None:
+                probe.transport.abort()
+        await asyncio.sleep(0.02)
+
+
+async def _use_up_descriptors(port: int, hold_ms: int) -> None:
+    """Open connections until the server has no descriptor left, hold them, and let go."""
+    opened: list[socket.socket] = []
+    loop = asyncio.get_running_loop()
+    try:
+        for _ in range(_FLOOD):
+            end = socket.socket()
+            end.setblocking(False)
+            opened.append(end)
+            with suppress(OSError, TimeoutError):
+                await asyncio.wait_for(loop.sock_connect(end, ("127.0.0.1", port)), 0.5)
+        await asyncio.sleep(hold_ms / 1000)
+    finally:
+        for end in opened:
+            end.close()

@@ -1,0 +1,611 @@
+"""What may come next on a bot's socket, by PROTOCOL.md alone. No I/O: the times come from the caller.
+
+`NativeOracle` is told all that a bot sends and all that it gets, and adds each promise that did not hold to its tally.
+With a media leg, `frame` and `media_clear` are what that leg gets. The order between two sockets is not known, so the
+checks that compare them allow for `CROSS_NS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from torture import violations as v
+from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
+from torture.player import Player
+from torture.violations import Stops, Tally, Violation
+
+MS = 1_000_000
+CROSS_NS = 60 * MS
+"""How much later one socket of a call may be read than another one."""
+_LONGEST_STOP_NS = 1000 * MS
+_PAUSE_NS = 200 * MS
+_ATTACHED = ".,!?"
+_LOG_LINES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """A `clear` that the bot sent: when, how much of the turn was heard then, and how much of its text was sent."""
+
+    heard_ns: int
+    n_chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeardPlace:
+    """A place that the server reported, for the figures: how far it was from the player's."""
+
+    begin_ns: int
+    end_ns: int
+    error_ns: int
+    by_marks: bool
+    is_word_right: bool
+    was_moved: bool
+    """Frames were dropped and came again, so the player's place is known to some frames only."""
+    has_words: bool
+
+
+@dataclass(slots=True)
+class TurnTrack:
+    """One turn, as a client knows it."""
+
+    id: str
+    letter: str
+    number: int
+    begun_ns: int
+    source: str = ""
+    lengths: set[int] = field(default_factory=set)
+    """The lengths that the text has had."""
+    is_closed: bool = False
+    interruptions: list[Interruption] = field(default_factory=list)
+    started_ns: int | None = None
+    end: str = ""
+    ended_ns: int = 0
+    n_frames: int = 0
+    next_ns: int = 0
+    """The place of the next frame in the audio of the turn."""
+    n_moves: int = 0
+    """How often frames were dropped that may come again."""
+    slack_ns: int = 0
+    """What a pause adds to the tolerance: the caller heard so much between its request and its answer."""
+    n_sentences: int = 0
+    end_ms: float = 0
+    spoken: str = ""
+    words: list[tuple[int, int, float, float]] = field(default_factory=list)
+    """(from, to, start_ms, end_ms) of each word."""
+    audible_ns: list[int] = field(default_factory=list)
+    """With a media leg: when its audible frames came."""
+
+    @property
+    def is_live(self) -> bool:
+        return not self.end
+
+
+@dataclass(slots=True)
+class MarkTrack:
+    turn: str
+    offset: int
+    set_ns: int
+    fate: str = ""
+
+
+class NativeOracle:
+    """One call. `lead_ns` None: frames come without a pace. `may_fail`: an engine may fail, so turns may end with an
+    error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
+    the two delays messages, so places and times are not judged."""
+
+    def __init__(
+        self,
+        tally: Tally,
+        stops: Stops,
+        *,
+        call: int | None = None,
+        ptime_ms: int = 20,
+        frame_bytes: int = 160,
+        lead_ns: int | None = 200 * MS,
+        reader: FrameReader | None = None,
+        delay_ns: int = 0,
+        has_media: bool = False,
+        may_fail: bool = False,
+        is_exact: bool = False,
+        is_lossy: bool = False,
+    ) -> None:
+        self._tally = tally
+        self._stops = stops
+        self._call = call
+        self._ptime_ns = ptime_ms * MS
+        self._frame_bytes = frame_bytes
+        self._lead_ns = lead_ns
+        self._reader = reader or FrameReader()
+        self._has_media = has_media
+        self.may_fail = may_fail
+        self._is_exact = is_exact
+        self.is_lossy = is_lossy
+        self.player = Player(self._ptime_ns, delay_ns)
+        self.turns: dict[str, TurnTrack] = {}
+        self.is_ready = False
+        self.owes_answers = True
+        """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
+        self._owners: dict[str, TurnTrack] = {}
+        self._letters = deque(LETTERS)
+        self._speaking: TurnTrack | None = None
+        self._is_paused = False
+        self._pause_asked: dict[str, int] = {}
+        self._marks: dict[str, MarkTrack] = {}
+        self._pings: deque[Any] = deque()
+        self._n_status = 0
+        self._n_invalid = 0
+        self._n_refusals: Counter[str] = Counter()
+        self._media_clears_ns: list[int] = []
+        self._is_over = False
+        self._playing_since_ns = 0
+        self._hangup_ns: int | None = None
+        self._suspicions: list[tuple[str, str, int, int, int]] = []
+        """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
+        after what they delayed."""
+        self._places: list[HeardPlace] = []
+        self._log: deque[tuple[int, str, object]] = deque(maxlen=_LOG_LINES)
+
+    # ------------------------------------------------------------------ the bot
+
+    def free_letter(self) -> str | None:
+        """A letter that no live turn has; the one that was used longest ago. None if there is none."""
+        for _ in range(len(self._letters)):
+            letter = self._letters[0]
+            self._letters.rotate(-1)
+            owner = self._owners.get(letter)
+            if owner is None or not owner.is_live:
+                return letter
+        return None
+
+    def sent(self, message: dict[str, Any], now_ns: int, letter: str = "") -> None:
+        """The bot sends this. A new turn says its `letter`."""
+        self._note(now_ns, ">", message)
+        turn = self.turns.get(message.get("turn", ""))
+        match message["type"]:
+            case "say" | "text":
+                if turn is None:
+                    turn = TurnTrack(message["turn"], letter, len(self.turns), now_ns)
+                    self.turns[turn.id] = self._owners[letter] = turn
+                    self._tally.counts["turns"] += 1
+                if turn.is_live and not turn.is_closed:
+                    turn.source += message["text"]
+                    turn.lengths.add(len(turn.source))
+                    turn.is_closed = message["type"] == "say" or message.get("last", False)
+            case "clear":
+                self._interrupt([turn] if turn is not None else list(self.turns.values()), now_ns)
+                self._n_refusals["no_active_turn"] += 1
+                self._tally.counts["clears"] += 1
+            case "close":
+                if message.get("now"):
+                    self._interrupt(list(self.turns.values()), now_ns)
+            case "mark":
+                # Names are not used twice, so each has one fate.
+                offset = len(turn.source) if turn is not None else 0
+                self._marks[message["name"]] = MarkTrack(message["turn"], offset, now_ns)
+            case "pause":
+                for each in self.turns.values():
+                    if each.is_live:
+                        self._pause_asked.setdefault(each.id, self.player.heard_ns(each.id, now_ns))
+                self._n_refusals["no_active_turn"] += 1
+            case "resume":
+                self._n_refusals["not_paused"] += 1
+            case "flush" | "end":
+                self._n_refusals["no_active_turn"] += 1
+                if turn is not None and message["type"] == "end":
+                    turn.is_closed = True
+            case "ping":
+                self._pings.append(message["id"])
+            case "status":
+                self._n_status += 1
+
+    def owed_s(self) -> float:
+        """How long the text of the turns that live takes to be spoken."""
+        return sum(len(turn.source) for turn in self.turns.values() if turn.is_live) * MS_PER_LETTER / 1000
+
+    def sent_invalid(self) -> None:
+        """The bot sends something that no server can read, or that has no effect."""
+        self._n_invalid += 1
+
+    def _interrupt(self, turns: list[TurnTrack], now_ns: int) -> None:
+        for turn in turns:
+            if turn.is_live:
+                heard_ns = self.player.heard_ns(turn.id, now_ns)
+                heard_ns = min(heard_ns, self._pause_asked.get(turn.id, heard_ns))
+                turn.interruptions.append(Interruption(heard_ns, len(turn.source)))
+
+    # --------------------------------------------------------------- the server
+
+    def event(self, event: dict[str, Any], now_ns: int) -> None:
+        """An event of §5 came on the bot's socket."""
+        self._note(now_ns, "<", event)
+        kind = event.get("type")
+        if self._is_over:
+            self._wrong(v.CLOSE, f"{kind} came after the close")
+            return
+        if (kind == "ready") is self.is_ready:
+            self._wrong(v.ORDER, f"{kind} came {'again' if self.is_ready else 'before ready'}")
+        self.is_ready = True
+        turn = self.turns.get(event.get("turn", ""))
+        match kind:
+            case "started" | "sentence" | "words" | "cleared" | "done" | "paused" | "resumed":
+                if turn is None:
+                    self._wrong(v.ORDER, f"{kind} of the unknown turn {event.get('turn')!r}")
+                    return
+                if not self._checked(v.ONE_END, turn.is_live):
+                    self._wrong(v.ONE_END, f"{kind} of {turn.id}, which has ended with {turn.end}")
+                    return
+                getattr(self, f"_{kind}")(turn, event, now_ns)
+            case "mark":
+                self._mark(event, now_ns)
+            case "error":
+                self._error(turn, event, now_ns)
+            case "warning":
+                self._warning(turn, event)
+            case "pong":
+                expected = self._pings.popleft() if self._pings else None
+                self._checked(v.ANSWERS)
+                if event.get("id") != expected:
+                    self._wrong(v.ANSWERS, f"pong {event.get('id')!r}; the next ping was {expected!r}")
+            case "status":
+                self._checked(v.ANSWERS)
+                self._n_status -= 1
+            case "hangup":
+                self._hangup_ns = now_ns
+
+    def _started(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._checked(v.ORDER)
+        if turn.started_ns is not None:
+            self._wrong(v.ORDER, f"{turn.id} started twice")
+            return
+        earlier = [t.id for t in self.turns.values() if t.number < turn.number and t.is_live and t.started_ns is None]
+        if earlier:
+            self._wrong(v.ORDER, f"{turn.id} started before {', '.join(earlier)}, mentioned first")
+        turn.started_ns = now_ns
+        self._speaking = turn
+        if self._is_paused:
+            # A clear has ended the pause: the server had not read of this turn then, and so no turn was left.
+            self._is_paused = False
+            self._pause_asked.clear()
+
+    def _sentence(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._checked(v.ORDER)
+        if event["index"] != turn.n_sentences:
+            self._wrong(v.ORDER, f"sentence {event['index']} of {turn.id}, expected {turn.n_sentences}")
+        if event["start_ms"] < turn.end_ms - 1 or event["end_ms"] < event["start_ms"]:
+            self._wrong(v.ORDER, f"sentence of {turn.id} at {event['start_ms']} ms, the last one ended {turn.end_ms}")
+        turn.n_sentences = event["index"] + 1
+        turn.end_ms = event["end_ms"]
+        turn.spoken += _solid(event["text"])
+        if not _solid(turn.source).startswith(turn.spoken):
+            self._wrong(v.ORDER, f"the sentences of {turn.id} are not its text: {turn.spoken!r}")
+
+    def _words(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        turn.words += [(word["from"], word["to"], word["start_ms"], word["end_ms"]) for word in event["words"]]
+
+    def _cleared(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._check_heard(turn, event, now_ns)
+        asked = turn.interruptions[0] if turn.interruptions else None
+        total = event["heard_text"] + event["unheard_text"]
+        if event["reason"] == "clear" and asked is None:
+            self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
+        elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
+            self._wrong(v.HEARD, f"{turn.id} had {asked.n_chars} characters at its clear, reported {len(total)}")
+        if event["heard_chars"] != len(event["heard_text"]):
+            self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
+        self._over(turn, "cleared", now_ns)
+
+    def _done(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._checked(v.DONE)
+        if event["chars"] not in turn.lengths:
+            self._wrong(v.DONE, f"{turn.id} is done with {event['chars']} characters, sent {sorted(turn.lengths)}")
+        if turn.spoken != _solid(turn.source[: event["chars"]]):
+            self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
+        audio_ns = event["audio_ms"] * MS
+        n_lacking = audio_ns // self._ptime_ns - turn.n_frames
+        if not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
+            self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
+        left_ns = self.player.turn_end_ns(turn.id) - now_ns
+        what = f"{turn.id} is done {left_ns / MS:.0f} ms before its last sample is played"
+        self._suspect(v.DONE, what, left_ns - self._tolerance_ns(turn), turn, now_ns)
+        self._over(turn, "done", now_ns)
+
+    def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._check_heard(turn, event, now_ns, asked_ns=self._pause_asked.get(turn.id))
+        for each in self._live_begun():
+            asked_ns = self._pause_asked.get(each.id, 0)
+            each.slack_ns += max(0, self.player.heard_ns(each.id, now_ns) - asked_ns)
+        self._is_paused = True
+        if not self._has_media:
+            self._drop(now_ns)
+
+    def _resumed(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._is_paused = False
+        self._pause_asked.clear()
+        turn.next_ns = event["from_ms"] * MS // self._ptime_ns * self._ptime_ns
+        turn.n_moves += 1
+        if turn.started_ns is not None:
+            self._speaking = turn
+
+    def _mark(self, event: dict[str, Any], now_ns: int) -> None:
+        mark = self._marks.get(event["name"])
+        if mark is None:
+            self._wrong(v.ONE_FATE, f"mark {event['name']!r} was never set")
+            return
+        if not self._checked(v.ONE_FATE, not mark.fate):
+            self._wrong(v.ONE_FATE, f"mark {event['name']!r} is {event['state']} after {mark.fate}")
+        mark.fate = event["state"]
+        turn = self.turns.get(mark.turn)
+        if turn is None or self.is_lossy:
+            return
+        if turn.end and mark.fate == "played" and turn.end != "done":
+            self._wrong(v.ONE_FATE, f"mark {event['name']!r} is played in {turn.id}, which is {turn.end}")
+        if mark.fate != "played":
+            return
+        place_ms = max((end_ms for _, to, _, end_ms in turn.words if to <= mark.offset), default=0)
+        heard_ns = self.player.heard_ns(turn.id, now_ns)
+        what = f"mark {event['name']!r} at {place_ms} ms is played, and {heard_ns / MS:.0f} are heard"
+        self._suspect(v.ONE_FATE, what, round(place_ms * MS) - heard_ns - self._tolerance_ns(turn), turn, now_ns)
+
+    def _error(self, turn: TurnTrack | None, event: dict[str, Any], now_ns: int) -> None:
+        code = event["code"]
+        self._tally.counts[f"error {code}"] += 1
+        if turn is not None:
+            if not self._checked(v.ONE_END, turn.is_live):
+                self._wrong(v.ONE_END, f"error {code} of {turn.id}, which has ended with {turn.end}")
+                return
+            if not self.may_fail and code not in ("queue_full", "rate_limited", "closing"):
+                self._wrong(v.ONE_END, f"{turn.id} failed with {code}: {event['message']}")
+            if "heard_text" in event:
+                self._check_heard(turn, event, now_ns)
+            self._over(turn, "error", now_ns)
+        elif "about" not in event:
+            self._checked(v.ANSWERS)
+            if code == "internal":
+                self._wrong(v.ANSWERS, "the server had an internal error")
+            self._n_invalid -= not event["fatal"]
+
+    def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:
+        code = event["code"]
+        if code == "turn_timeout" and turn is not None:
+            turn.is_closed = True
+        elif code in ("no_active_turn", "not_paused"):
+            self._n_refusals[code] -= 1
+            self._checked(v.ANSWERS)
+            if self._n_refusals[code] < 0:
+                self._wrong(v.ANSWERS, f"more warnings {code} than requests")
+        elif code not in ("turn_ended", "empty_text"):
+            self._wrong(v.ANSWERS, f"warning {code}: {event['message']}")
+
+    def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
+        turn.end, turn.ended_ns = end, now_ns
+        if self._speaking is turn:
+            self._speaking = next(iter(self._live_begun()), None)
+        if end == "done":
+            return
+        if turn.started_ns is not None and not self._has_media and not self._is_paused:
+            self._drop(now_ns)
+        if not any(each.is_live for each in self.turns.values()):
+            self._is_paused = False
+            self._pause_asked.clear()
+
+    # ------------------------------------------------------------------- audio
+
+    def frame(self, payload: bytes, now_ns: int) -> None:
+        """A frame of speech came, on whichever leg has the audio."""
+        self._tally.counts["frames"] += 1
+        self._checked(v.FRAMES)
+        if len(payload) != self._frame_bytes:
+            self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
+            return
+        letter = self._reader.letter(payload)
+        self._note(now_ns, "<", letter or "-")
+        turn = self._owners.get(letter) if letter else self._speaking
+        self._checked(v.SILENCE)
+        if turn is None:
+            if letter or not self._has_media:
+                self._wrong(v.SILENCE, f"audio{' of ' + letter if letter else ''} while no turn is spoken")
+            return
+        if letter:
+            self._speaking = turn
+        if self._has_media:
+            if letter:
+                turn.audible_ns.append(now_ns)
+        elif not turn.is_live:
+            self._wrong(v.SILENCE, f"audio of {turn.id} after its {turn.end}")
+            return
+        elif turn.started_ns is None:
+            self._wrong(v.ORDER, f"audio of {turn.id} before its started")
+            return
+        elif self._is_paused:
+            self._wrong(v.SILENCE, f"audio of {turn.id} during a pause")
+        self.player.take(turn.id, turn.next_ns, now_ns)
+        if self.player.gap_ns > _PAUSE_NS and not turn.n_frames:
+            # The server's schedule begins anew. What makes a later frame late makes the player late until the next one.
+            self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS)
+        turn.next_ns += self._ptime_ns
+        turn.n_frames += 1
+        self._check_pace(turn, now_ns)
+
+    def media_clear(self, now_ns: int) -> None:
+        """The media leg is told to drop what it has not played."""
+        self._note(now_ns, "<", "media clear")
+        self._media_clears_ns.append(now_ns)
+        self._drop(now_ns)
+
+    def _check_pace(self, turn: TurnTrack, now_ns: int) -> None:
+        self._checked(v.CLOCK)
+        if self._lead_ns is None or self.is_lossy:
+            return
+        ahead_ns = self.player.end_ns - self.player.delay_ns - now_ns
+        # §6.6: at an interruption one more frame may fade out.
+        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn)
+        what = f"{ahead_ns / MS:.0f} ms of {turn.id} are ahead, {allowed_ns / MS:.0f} allowed"
+        self._suspect(v.CLOCK, what, ahead_ns - allowed_ns, turn, now_ns)
+
+    def _drop(self, now_ns: int) -> None:
+        self.player.drop(now_ns)
+        for turn in self._live_begun():
+            turn.next_ns = self.player.heard_ns(turn.id, now_ns) // self._ptime_ns * self._ptime_ns
+            turn.n_moves += 1
+
+    def _live_begun(self) -> list[TurnTrack]:
+        return [turn for turn in self.turns.values() if turn.is_live and turn.started_ns is not None]
+
+    # ---------------------------------------------------------------- heard text
+
+    def _tolerance_ns(self, turn: TurnTrack) -> int:
+        n_frames = 1 if self._is_exact else 2
+        ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
+        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns
+
+    def _began_at(self, turn: TurnTrack, now_ns: int) -> int:
+        """When the player began the speech that this turn is a part of: its schedule dates from then."""
+        return min(now_ns if turn.started_ns is None else turn.started_ns, self._playing_since_ns)
+
+    def _check_heard(self, turn: TurnTrack, event: dict[str, Any], now_ns: int, asked_ns: int | None = None) -> None:
+        """`asked_ns`: how much was heard when the bot asked for a pause."""
+        self._checked(v.HEARD)
+        text, heard_ns = event["heard_text"], event["heard_ms"] * MS
+        total = text + event.get("unheard_text", turn.source[len(text) :])
+        if not turn.source.startswith(total) or (len(total) not in turn.lengths and total):
+            self._wrong(v.HEARD, f"{turn.id}: {total!r} is not the text {turn.source!r}")
+            return
+        if event.get("basis") == "client" or self.is_lossy:
+            return
+        if event.get("basis") == "clock" and self.player.delay_ns:
+            # The server takes a platform that has not reported a mark yet to play at once.
+            self._tally.counts["places before the first mark"] += 1
+            return
+        latest_ns = self.player.heard_ns(turn.id, now_ns)
+        earliest_ns = max(0, latest_ns - 5 * self._ptime_ns)
+        if asked_ns is not None:
+            earliest_ns = asked_ns
+        elif turn.interruptions:
+            earliest_ns = turn.interruptions[0].heard_ns
+        error_ns = max(0, earliest_ns - heard_ns, heard_ns - latest_ns)
+        tolerance_ns = self._tolerance_ns(turn)
+        what = (
+            f"{turn.id}: heard_ms {event['heard_ms']}, the player played {earliest_ns / MS:.0f} to "
+            f"{latest_ns / MS:.0f} ms ({tolerance_ns / MS:.0f} ms of tolerance)"
+        )
+        self._suspect(v.HEARD, what, error_ns - tolerance_ns, turn, now_ns)
+        by_marks = event.get("basis") == "marks"
+        ptime_ms = self._ptime_ns / MS
+        least, most = _heard_chars(turn, earliest_ns / MS - ptime_ms, latest_ns / MS + ptime_ms)
+        self._places.append(
+            HeardPlace(
+                self._began_at(turn, now_ns), now_ns, error_ns, by_marks, least <= len(text) <= most,
+                turn.n_moves > 0, bool(turn.words),
+            )
+        )  # fmt: skip
+        # A word is longer than the tolerance, so one that is wrong by a whole word is found in any case.
+        earliest_ms, latest_ms = (earliest_ns - tolerance_ns) / MS, (latest_ns + tolerance_ns) / MS
+        least, most = _heard_chars(turn, earliest_ms, latest_ms)
+        if not least <= len(text) <= most:
+            what = (
+                f"{turn.id}: {len(text)} characters count as heard, by the times of the words it is {least} to {most} "
+                f"between {earliest_ms:.0f} and {latest_ms:.0f} ms"
+            )
+            self._suspect(v.HEARD, what, 1, turn, now_ns)
+
+    def _suspect(self, check: str, what: str, excess_ns: int, turn: TurnTrack, now_ns: int) -> None:
+        """Something is beyond its tolerance, if `excess_ns` is above 0. Stops may excuse it when they are known."""
+        if excess_ns > 0 and not self.is_lossy:
+            self._suspicions.append((check, what, excess_ns, self._began_at(turn, now_ns), now_ns))
+            self._note(now_ns, "?", f"{check}: {what}")
+
+    def _judge_suspicions(self) -> None:
+        for check, what, excess_ns, begin_ns, end_ns in self._suspicions:
+            if excess_ns > self._stops.within(begin_ns, end_ns):
+                self._wrong(check, what)
+        for place in self._places:
+            if place.was_moved or self._stops.within(place.begin_ns, place.end_ns):
+                continue
+            errors = self._tally.heard_errors_by_marks_ms if place.by_marks else self._tally.heard_errors_ms
+            errors.append(place.error_ns / MS)
+            if place.has_words:
+                self._tally.n_words_right += place.is_word_right
+                self._tally.n_words_wrong += not place.is_word_right
+
+    # --------------------------------------------------------------------- end
+
+    def closed(self) -> None:
+        """The socket is closed."""
+        self._is_over = True
+
+    def finish(self, now_ns: int, *, is_torn: bool) -> None:
+        """The call is over. `is_torn`: a connection broke, so what had not come by then may be missing."""
+        self._is_over = True
+        self._tally.counts["calls"] += 1
+        self._note(now_ns, "=", "torn" if is_torn else "over")
+        for turn in self.turns.values():
+            self._tally.counts[f"turns {turn.end or 'open'}"] += 1
+        if self._has_media:
+            self._check_late_audio(now_ns)
+        self._judge_suspicions()
+        if is_torn:
+            self._tally.counts["calls torn"] += 1
+            return
+        # What was sent when the telephone side had hung up, the server has not read.
+        read_ns = now_ns
+        if self._hangup_ns is not None:
+            stopped_ns = self._stops.within(self._hangup_ns - 2 * _LONGEST_STOP_NS, self._hangup_ns)
+            read_ns = self._hangup_ns - CROSS_NS - stopped_ns
+        for turn in self.turns.values():
+            if turn.is_live and turn.begun_ns <= read_ns:
+                self._wrong(v.ONE_END, f"{turn.id} has not ended")
+        for name, mark in self._marks.items():
+            if not mark.fate and mark.set_ns <= read_ns:
+                self._wrong(v.ONE_FATE, f"mark {name!r} of {mark.turn} has no fate")
+        if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
+            lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
+            self._wrong(v.ANSWERS, f"{lacking} did not come")
+
+    def _check_late_audio(self, now_ns: int) -> None:
+        """The media leg has no `cleared`. Its last `clear` about that time is the border."""
+        for turn in self.turns.values():
+            if turn.end not in ("cleared", "error"):
+                continue
+            margin_ns = CROSS_NS + self._stops.within(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS)
+            near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns]
+            border_ns = near[-1] if near else turn.ended_ns + margin_ns
+            late = [at for at in turn.audible_ns if at > border_ns]
+            if late:
+                after_ms = (late[-1] - border_ns) / MS
+                self._wrong(v.SILENCE, f"{len(late)} frames of {turn.id} up to {after_ms:.0f} ms after its clear")
+
+    def _checked(self, check: str, holds: bool = True) -> bool:
+        self._tally.n_checked[check] += 1
+        return holds
+
+    def _note(self, now_ns: int, who: str, what: object) -> None:
+        """A line of the log of this call, written when something does not hold. A frame is its letter."""
+        self._log.append((now_ns, who, what))
+
+    def _wrong(self, check: str, what: str) -> None:
+        self._log.append((self._log[-1][0] if self._log else 0, "!", f"{check}: {what}"))
+        if self._call is not None:
+            begin_ns = self._log[0][0]
+            self._tally.logs[self._call] = [f"{(at - begin_ns) / MS:8.1f} {who} {what}" for at, who, what in self._log]
+        self._tally.violations.append(Violation(check, what, self._call))
+
+
+def _solid(text: str) -> str:
+    """A text without its white space."""
+    return "".join(text.split())
+
+
+def _heard_chars(turn: TurnTrack, earliest_ms: float, latest_ms: float) -> tuple[int, int]:
+    """(the fewest, the most) characters that count as heard if the caller was at one of these places. Words that are
+    not known yet give no bound."""
+    n_text = len(turn.source)
+    least = max((to for _, to, _, end_ms in turn.words if end_ms <= earliest_ms), default=0)
+    most = n_text
+    if turn.words and turn.words[-1][3] > latest_ms:
+        most = max((to for _, to, _, end_ms in turn.words if end_ms <= latest_ms), default=0)
+    while most < n_text and turn.source[most] in _ATTACHED:
+        most += 1
+    return min(least, n_text), most

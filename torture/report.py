@@ -1,0 +1,73 @@
+"""The table of what was tried and what held, and the result as a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from harness.report import percentiles, table
+
+from telephony_tts.bench import machine
+from telephony_tts.bench.report import write_result
+from torture.runner import Outcome
+from torture.sandbox import what_is_allowed
+from torture.violations import CHECKS, Tally
+
+_LIBRARIES = ("numpy", "websockets", "uvloop", "prometheus_client", "grpcio")
+
+
+def show(outcome: Outcome, seconds: float) -> None:
+    """Print the tables."""
+    tally = outcome.tally
+    wrong = Counter(each.check for each in tally.violations)
+    rows = [(check, f"{tally.n_checked[check]:,}", wrong[check]) for check in CHECKS]
+    table("what must hold", ("check", "judged", "did not hold"), rows)
+    counts = [(name, f"{n:,}") for name, n in sorted(tally.counts.items())]
+    table(f"what was tried in {seconds:.0f} s", ("what", "n"), counts)
+    table("heard text against the simulated player", ("figure", "value"), list(heard(tally).items()))
+    table("faults below the server", ("what", "here"), list(what_is_allowed().items()))
+
+
+def heard(tally: Tally) -> dict[str, Any]:
+    """How far the reported place was from the place of the simulated player."""
+    n_words = tally.n_words_right + tally.n_words_wrong
+    return {
+        "error by clock, ms": percentiles(tally.heard_errors_ms),
+        "error by marks, ms": percentiles(tally.heard_errors_by_marks_ms),
+        "places": n_words,
+        "word right": round(tally.n_words_right / n_words, 5) if n_words else None,
+    }
+
+
+def save_calls(chosen: argparse.Namespace, outcome: Outcome) -> None:
+    save(chosen, "calls", {
+        "held": not outcome.tally.violations,
+        "checks": checks(outcome.tally),
+        "counts": dict(sorted(outcome.tally.counts.items())),
+        "heard": heard(outcome.tally),
+        "resident_kib_after_each_round": outcome.resident_kib,
+        "failed": [f"round {whole.number}: {found[0].check}: {found[0].what}" for whole, found in outcome.failed],
+        "sandbox": what_is_allowed(),
+    })  # fmt: skip
+
+
+def checks(tally: Tally) -> dict[str, Any]:
+    wrong = Counter(each.check for each in tally.violations)
+    return {check: {"judged": tally.n_checked[check], "violations": wrong[check]} for check in CHECKS}
+
+
+def save(chosen: argparse.Namespace, part: str, results: Mapping[str, Any]) -> None:
+    """Write one part of the result file. The other parts of it, from other runs, stay."""
+    about = {**machine.machine("cpu", _LIBRARIES), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
+    settings = {k: n for k, n in vars(chosen).items() if isinstance(n, int | float | str | bool)}
+    run = {"machine": about, "commit": machine.commit() or "unknown", "settings": settings, **results}
+    known: dict[str, Any] = {}
+    if chosen.json.exists():
+        known = json.loads(chosen.json.read_text(encoding="utf-8"))["results"]
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    write_result(chosen.json, machine=about, commit=run["commit"], settings=settings, results={**known, part: run})
+    print(f"\nresult in {chosen.json.name}")

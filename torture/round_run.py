@@ -1,0 +1,161 @@
+"""Runs one round against a running server, and judges what is left when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+
+from standstill import Standstills, standstills
+
+from torture import nemesis
+from torture import violations as v
+from torture.bad_network import bad_network
+from torture.doors import run_call
+from torture.histories import CallHistory, Round, make_call
+from torture.subject import Holdings, Subject
+from torture.surroundings import Surroundings, watch_lag
+from torture.violations import Stops, Tally, Violation
+from torture.witnesses import speak_beside, watching_cores, wrong_lines
+
+MS = 1_000_000
+_CALL_S = 60.0
+_STALLS_EVERY_S = 0.01
+_REMOVED_BY_THE_NEXT = "telephony-tts-espeak-"
+"""The next start removes these, and a new front may still be starting when the round ends."""
+_FOREIGN_FILES = (".ses",)
+"""A file of onnxruntime, one for all its processes."""
+_QUIET_S = 8.0
+_WARM_DOORS = ("native", "twilio", "deepgram", "elevenlabs", "cartesia")
+_THREADS_SPARE = 2
+"""Pools start threads when there is more to do at once."""
+
+
+async def run_round(whole: Round, subject: Subject) -> Tally:
+    """What was checked and what was found."""
+    stops = Stops()
+    around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port)
+    kinds = {fault.kind for fault in whole.faults}
+    around.may_break = any(map(nemesis.kills, kinds - {"kill_engine"}))
+    around.may_fail = bool(kinds & {"kill_engine", "stop_engine"})
+    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine", "stop_engine"})
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
+    )
+    begin_ns = time.monotonic_ns()
+    with watching_cores(lambda: [os.getpid(), *subject.pids()], stops), standstills() as machine:
+        async with AsyncExitStack() as stack:
+            around.proxy_port = await stack.enter_async_context(bad_network(subject.port, whole.seed))
+            lag = asyncio.create_task(watch_lag(stops))
+            watch = asyncio.create_task(_take_over(machine, stops, begin_ns))
+            try:
+                await _run(whole, subject, around)
+            finally:
+                lag.cancel()
+                watch.cancel()
+    around.tally.counts["rounds"] += 1
+    around.tally.counts[f"rounds {whole.shape}"] += 1
+    around.tally.counts["stops ms"] += stops.total_ns // MS
+    around.tally.n_checked[v.OWN] += 1
+    around.tally.violations += [Violation(v.OWN, crash) for crash in around.crashes[:5]]
+    return around.tally
+
+
+async def _take_over(machine: Standstills, stops: Stops, begin_ns: int) -> None:
+    """Note the stalls of the machine, which a host may cause that no process sees."""
+    n_known = 0
+    while True:
+        stalls = machine.list()
+        for stall in stalls[n_known:]:
+            if stall.end_ns > begin_ns:
+                stops.add(stall.begin_ns, stall.end_ns)
+        n_known = len(stalls)
+        await asyncio.sleep(_STALLS_EVERY_S)
+
+
+async def _run(whole: Round, subject: Subject, around: Surroundings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    ready = [loop.create_future() for _ in range(whole.n_neighbours)]
+    async with asyncio.TaskGroup() as group:
+        neighbours = [
+            group.create_task(speak_beside(n, around, stop, lambda done=done: done.done() or done.set_result(None)))
+            for n, done in enumerate(ready)
+        ]
+        if ready:
+            await asyncio.wait(ready, timeout=30)
+        faults = group.create_task(nemesis.run_faults(whole.faults, subject, around))
+        calls = [group.create_task(_at_its_time(call, n, around)) for n, call in enumerate(whole.calls)]
+        await asyncio.wait([faults, *calls])
+        stop.set()
+    worst_ns = max((task.result() for task in neighbours), default=0)
+    around.tally.counts["neighbours' worst lateness ms"] = max(0, worst_ns // MS)
+
+
+async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> None:
+    await asyncio.sleep(call.start_ms / 1000)
+    try:
+        async with asyncio.timeout(_CALL_S):
+            await run_call(call, number, around)
+    except TimeoutError:
+        around.tally.violations.append(Violation(v.CLOSE, f"{call.door}: not over after {_CALL_S:.0f} s", number))
+
+
+async def warm_up(subject: Subject) -> Holdings:
+    """One call through each door, and what the server holds after them."""
+    around = Surroundings(subject.port, Tally(), Stops())
+    for n in range(2):
+        calls = (make_call(n, (door,), n_steps=3) for door in _WARM_DOORS)
+        await asyncio.gather(*(run_call(call, n, around) for call in calls))
+    await quiet(subject)
+    return subject.holdings()
+
+
+async def quiet(subject: Subject) -> int:
+    """Wait until the server has no call; how many are left if it has them for too long."""
+    end_s = time.monotonic() + _QUIET_S
+    n_live = -1
+    while time.monotonic() < end_s:
+        try:
+            n_live = await asyncio.to_thread(subject.n_live_calls)
+        except OSError:
+            n_live = -1
+        if n_live == 0:
+            await asyncio.sleep(0.3)
+            return 0
+        await asyncio.sleep(0.1)
+    return n_live
+
+
+async def judge_rest(subject: Subject, before: Holdings, tally: Tally) -> Holdings:
+    """What the server holds after a round must be what it held before it."""
+    n_live = await quiet(subject)
+    after = subject.holdings()
+    for name, n_before, n_after in (
+        ("calls", 0, n_live),
+        ("descriptors", before.descriptors, after.descriptors),
+        ("tasks", before.tasks, after.tasks),
+        ("threads", before.threads + _THREADS_SPARE, after.threads),
+        ("temporary files", before.files, after.files),
+    ):
+        tally.n_checked[v.LEAKS] += 1
+        if n_after > n_before:
+            tally.violations.append(Violation(v.LEAKS, f"{n_after} {name} are left, {n_before} were there before"))
+    return after
+
+
+def judge_end(subject: Subject, tally: Tally, *, may_fail: bool, was_killed: bool = False) -> None:
+    """Drain, and read the logs. `was_killed`: a process of the server could not remove its temporary folder."""
+    for name, status in subject.drain().items():
+        tally.n_checked[v.DRAIN] += 1
+        if status != 0:
+            tally.violations.append(Violation(v.DRAIN, f"the {name} ended with {status} after SIGTERM"))
+    left = sorted(path.name for path in (subject.folder / "tmp").iterdir() if path.name not in _FOREIGN_FILES)
+    if was_killed:
+        left = [name for name in left if not name.startswith(_REMOVED_BY_THE_NEXT)]
+    tally.n_checked[v.LEAKS] += 1
+    if left:
+        tally.violations.append(Violation(v.LEAKS, f"temporary files after the end: {', '.join(left[:5])}"))
+    tally.n_checked[v.LOGS] += 1
+    for line in wrong_lines(subject.log_text(), may_fail=may_fail)[:5]:
+        tally.violations.append(Violation(v.LOGS, line))

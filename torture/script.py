@@ -1,0 +1,130 @@
+"""Performs the steps of a history on a bot's socket, real or simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torture.grammar import invalid
+from torture.histories import CallHistory, Step
+from torture.letters import sentence
+from torture.oracle import NativeOracle
+
+
+class BotSide(Protocol):
+    """The bot's end of a connection."""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+    def send_raw(self, payload: bytes, *, is_text: bool) -> None: ...
+    async def stop_reading(self, ms: int) -> None: ...
+
+
+class Script:
+    """What the bot of one native call does. It names all its turns and marks."""
+
+    def __init__(self, call: CallHistory, side: BotSide, oracle: NativeOracle, now_ns: Callable[[], int]) -> None:
+        self._steps = call.steps
+        self._side = side
+        self._oracle = oracle
+        self._now_ns = now_ns
+        self._choose = random.Random(f"{call.seed} words")
+        self._n_turns = 0
+        self._n_marks = 0
+        self._open: str | None = None
+        self._newest: str | None = None
+
+    async def perform(self, is_over: Callable[[], bool]) -> None:
+        for step in self._steps:
+            if step.after_ms:
+                await asyncio.sleep(step.after_ms / 1000)
+            if is_over():
+                return
+            await self._do(step)
+
+    async def _do(self, step: Step) -> None:
+        match step.do:
+            case "say":
+                self._say(step.n)
+            case "say_storm":
+                for _ in range(min(step.n, 6)):
+                    self._say(2)
+            case "text":
+                self._text(step.n)
+            case "last":
+                self._end()
+            case "flush" if self._open_turn() is not None:
+                self.send({"type": "flush", "turn": self._open})
+            case "clear":
+                self.send({"type": "clear"})
+            case "clear_turn" if self._newest is not None:
+                self.send({"type": "clear", "turn": f"t{self._choose.randint(1, self._n_turns)}"})
+            case "mark" if self._newest is not None:
+                self.mark()
+            case "pause" | "resume" | "status":
+                self.send({"type": step.do})
+            case "ping":
+                self._n_marks += 1
+                self.send({"type": "ping", "id": self._n_marks})
+            case "invalid":
+                for _ in range(step.n):
+                    payload, is_text = invalid(self._choose)
+                    self._oracle.sent_invalid()
+                    self._side.send_raw(payload, is_text=is_text)
+            case "clear_storm":
+                for _ in range(5 * step.n):
+                    self.send({"type": "clear"})
+            case "pause_storm":
+                for _ in range(step.n):
+                    self.send({"type": "pause"})
+                    self.send({"type": "resume"})
+            case "stuck":
+                await self._side.stop_reading(40 * step.n)
+
+    def send(self, message: dict[str, Any], letter: str = "") -> None:
+        self._oracle.sent(message, self._now_ns(), letter)
+        self._side.send(message)
+
+    def mark(self) -> None:
+        self._n_marks += 1
+        self.send({"type": "mark", "name": f"m{self._n_marks}", "turn": self._newest})
+
+    def _say(self, n_words: int) -> None:
+        letter = self._oracle.free_letter()
+        if letter is None:
+            return
+        texts = [sentence(self._choose, letter, n_words)]
+        if self._choose.random() < 0.4:
+            texts.append(sentence(self._choose, letter, 2))
+        self._begin_turn()
+        self.send({"type": "say", "turn": self._newest, "text": " ".join(texts)}, letter)
+
+    def _text(self, n_words: int) -> None:
+        """A piece of the open turn, in one or two messages that may cut a word."""
+        turn = self._open_turn()
+        letter = self._oracle.free_letter() if turn is None else self._oracle.turns[turn].letter
+        if letter is None:
+            return
+        if turn is None:
+            turn = self._open = self._begin_turn()
+        piece = sentence(self._choose, letter, n_words) + " "
+        cut = self._choose.randint(1, len(piece))
+        for text in (piece[:cut], piece[cut:]):
+            if text:
+                self.send({"type": "text", "turn": turn, "text": text}, letter)
+
+    def _end(self) -> None:
+        if self._open_turn() is not None:
+            self.send({"type": "end", "turn": self._open})
+            self._open = None
+
+    def _begin_turn(self) -> str:
+        self._n_turns += 1
+        self._newest = f"t{self._n_turns}"
+        return self._newest
+
+    def _open_turn(self) -> str | None:
+        if self._open is not None and not self._oracle.turns[self._open].is_live:
+            self._open = None
+        return self._open

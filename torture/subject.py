@@ -1,0 +1,231 @@
+"""The processes under test: a server of one of the shapes of `histories.SHAPES`, with its engine or its bridge."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torture.places import ROOT
+
+_START_S = 60.0
+_DRAIN_S = 10.0
+SETTINGS = (
+    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=2", "engines.default=fake",
+    "engines.routes={}", "limits.calls=400", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
+    "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
+)  # fmt: skip
+_DESCRIPTORS = 220
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a process holds."""
+
+    descriptors: int
+    threads: int
+    tasks: int
+    resident_kib: int
+    files: int
+
+
+class Subject:
+    """Use as a context manager. `port` is where bots and carriers connect, `media_port` where Asterisk does."""
+
+    def __init__(self, shape: str, *, defects: Sequence[str] = ()) -> None:
+        self.shape = shape
+        self._defects = defects
+        self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
+        self.port = self.media_port = 0
+        self.server: subprocess.Popen[str]
+        self.bridge: subprocess.Popen[str] | None = None
+        self.engine: subprocess.Popen[str] | None = None
+        self.disk: Path | None = None
+        self._logs: list[Path] = []
+        (self.folder / "tmp").mkdir()
+
+    def __enter__(self) -> Subject:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        settings = list(SETTINGS)
+        flags: list[str] = []
+        if self.shape == "engine":
+            self.start_engine()
+            settings += ["engines.default=remote", f"engines.remote.target=unix:{self.folder}/engine.sock"]
+        if self.shape == "fronts":
+            settings += ["server.processes=2"]
+        if self.shape == "small":
+            flags = ["--descriptors", str(_DESCRIPTORS)]
+            if (disk := small_disk(self.folder / "disk")) is not None:
+                self.disk = disk
+                settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
+        flags += [word for defect in self._defects for word in ("--defect", defect)]
+        words = [word for setting in settings for word in ("--set", setting)]
+        self.server = self._run("server", "-m", "torture.subject_server", *flags, *words)
+        self.port = self._port(self.server, r"port (\d+)")
+        if self.shape == "bridge":
+            self.start_bridge()
+
+    def start_engine(self) -> None:
+        """Start the engine's process, or another one after it was killed."""
+        _forget(self.engine)
+        self.engine = self._run(
+            "engine", "-m", "telephony_tts.cli", "engine", "serve", "--set", "engines.default=fake",
+            "--listen", f"unix:{self.folder}/engine.sock",
+        )  # fmt: skip
+        self._line(self.engine, r"engine fake (with)")
+
+    def start_bridge(self) -> None:
+        """Start the bridge, or another one on the same port after it was killed."""
+        _forget(self.bridge)
+        settings = (f"server.url=ws://127.0.0.1:{self.port}/media/native", f"audiosocket.port={self.media_port}",
+                    "http.port=0", "drain_s=1")  # fmt: skip
+        words = [word for setting in settings for word in ("--set", setting)]
+        self.bridge = self._run("bridge", "-m", "sip_bridge.cli", *words)
+        self.media_port = self._port(self.bridge, r"127\.0\.0\.1:(\d+)(?= )")
+
+    def _run(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        log = self.folder / f"{name}{len(self._logs)}.log"
+        self._logs.append(log)
+        paths = [str(ROOT), str(ROOT / "benchmarks"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "default",
+            "TMPDIR": str(self.folder / "tmp"),
+        }
+        with open(log, "w") as errors:
+            return subprocess.Popen(
+                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+                cwd=ROOT,
+            )  # fmt: skip
+
+    def _port(self, process: subprocess.Popen[str], pattern: str) -> int:
+        return int(self._line(process, pattern))
+
+    def _line(self, process: subprocess.Popen[str], pattern: str) -> str:
+        assert process.stdout is not None
+        end_s = time.monotonic() + _START_S
+        while time.monotonic() < end_s:
+            line = process.stdout.readline()
+            if not line:
+                break
+            if (found := re.search(pattern, line)) is not None:
+                return found[1]
+        process.kill()
+        raise RuntimeError(f"a process did not start: {' '.join(map(str, process.args))}\n{self.log_text()[-2000:]}")  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------ looking
+
+    def fronts(self) -> list[int]:
+        """The processes that hold calls."""
+        if self.shape != "fronts":
+            return [self.server.pid]
+        return children(self.server.pid)
+
+    def pids(self) -> list[int]:
+        """All processes whose waits for a core may make calls late."""
+        others = [p.pid for p in (self.engine, self.bridge) if p is not None and p.poll() is None]
+        return [*self.fronts(), *others]
+
+    def holdings(self) -> Holdings:
+        """What the server holds now, after a garbage collection."""
+        assert self.server.stdout is not None
+        self.server.send_signal(signal.SIGUSR1)
+        ready, _, _ = select.select([self.server.stdout], [], [], 5)
+        told = json.loads(self.server.stdout.readline()) if ready else {"threads": 0, "tasks": 0}
+        pid = self.server.pid
+        return Holdings(
+            len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
+            sum(1 for _ in (self.folder / "tmp").rglob("*")),
+        )  # fmt: skip
+
+    def n_live_calls(self) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            page = answer.read().decode()
+        return int(sum(float(n) for n in re.findall(r"^telephony_tts_calls_live\{[^}]*\} (\S+)", page, re.MULTILINE)))
+
+    def log_text(self) -> str:
+        return "".join(log.read_text(errors="replace") for log in self._logs if log.exists())
+
+    # ------------------------------------------------------------------- ending
+
+    def drain(self) -> dict[str, int | None]:
+        """SIGTERM to all processes; their exit statuses, None for one that had to be killed."""
+        found: dict[str, int | None] = {}
+        for name, process in (("bridge", self.bridge), ("server", self.server), ("engine", self.engine)):
+            if process is None:
+                continue
+            process.send_signal(signal.SIGTERM)
+            try:
+                found[name] = process.wait(_DRAIN_S)
+            except subprocess.TimeoutExpired:
+                found[name] = None
+        return found
+
+    def close(self) -> None:
+        for process in (self.bridge, getattr(self, "server", None), self.engine):
+            if process is not None:
+                if process.poll() is None:
+                    for child in children(process.pid):
+                        with suppress(ProcessLookupError):
+                            os.kill(child, signal.SIGKILL)
+                    process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+        if self.disk is not None:
+            subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _forget(process: subprocess.Popen[str] | None) -> None:
+    """Close the pipe of a process that was killed."""
+    if process is not None and process.stdout is not None:
+        process.wait()
+        process.stdout.close()
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that live."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def resident_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+def small_disk(folder: Path, size: str = "400k") -> Path | None:
+    """A file system of this size; None where this user may not mount one."""
+    folder.mkdir()
+    command: Sequence[str] = ("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    return folder if subprocess.run(command, check=False, capture_output=True).returncode == 0 else None

@@ -1,0 +1,63 @@
+"""The server under test: the real composition root with `--set KEY=VALUE`, and with a `--defect` if one is to be found.
+
+It prints "port N" when it is ready. On SIGUSR1 it prints what it holds, as a line of JSON: its tasks and its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import resource
+import signal
+import threading
+from functools import lru_cache
+
+import yaml
+from harness.process import give_back_unused
+
+from telephony_tts import app, config
+from telephony_tts.engines import fake
+from torture import defects
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    flags.add_argument("--defect", action="append", default=[], choices=sorted(defects.DEFECTS))
+    flags.add_argument("--descriptors", type=int, help="how many file descriptors it may have")
+    chosen = flags.parse_args()
+    if chosen.descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.descriptors, chosen.descriptors))
+    fake.render = lru_cache(maxsize=64)(fake.render)  # more would look like a leak, because texts are random
+    for name in chosen.defect:
+        defects.plant(name)
+    settings: dict[str, object] = {}
+    for word in chosen.settings:
+        key, _, value = word.partition("=")
+        settings[key] = yaml.safe_load(value)
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: report())
+    app.run(config.load(None, settings), ready)
+
+
+def ready(served: object) -> None:
+    global _loop
+    try:
+        _loop = asyncio.get_running_loop()
+    except RuntimeError:
+        _loop = None
+    print(f"port {served.port}", flush=True)  # type: ignore[attr-defined]
+
+
+def report() -> None:
+    gc.collect()
+    n_tasks = len(asyncio.all_tasks(_loop)) if _loop is not None else 0
+    give_back_unused()
+    print(json.dumps({"tasks": n_tasks, "threads": threading.active_count()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What all calls of a round share: the server's address, the tally, the stops, and what the faults allow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from torture.violations import Stops, Tally
+
+MS = 1_000_000
+_LAG_EVERY_S = 0.005
+_LEAST_LAG_NS = 4 * MS
+
+
+@dataclass
+class Surroundings:
+    port: int
+    tally: Tally
+    stops: Stops
+    media_port: int = 0
+    """Where telephone calls come in: the bridge's AudioSocket port."""
+    proxy_port: int = 0
+    """A way to the server that delays and cuts what passes."""
+    may_fail: bool = False
+    """An engine may fail, so that turns end with an error."""
+    may_refuse: bool = False
+    """The server may have no room for a new connection."""
+    may_break: bool = False
+    """A process that holds calls is killed, so that connections break."""
+    crashes: list[str] = field(default_factory=list)
+    """Errors of our own clients."""
+
+
+async def watch_lag(stops: Stops) -> None:
+    """Note when this process's event loop was late: then its clients read late, and the server is not to blame."""
+    last_ns = time.monotonic_ns()
+    while True:
+        await asyncio.sleep(_LAG_EVERY_S)
+        now_ns = time.monotonic_ns()
+        if now_ns - last_ns > _LAG_EVERY_S * 1e9 + _LEAST_LAG_NS:
+            stops.add(last_ns, now_ns)
+        last_ns = now_ns
