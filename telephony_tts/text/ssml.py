@@ -89,7 +89,8 @@ class MarkupReading:
 MarkupEvent = str | MarkupBreak | MarkupMark | MarkupCut | MarkupStyle | MarkupEmphasis | MarkupReading
 """What a piece of markup says, in order. A string is text to speak."""
 
-_NAME = r"[A-Za-z_][\w.:-]*"
+# Possessive: otherwise a tag that does not end is tried with each shorter name, in the square of its length.
+_NAME = r"[A-Za-z_][\w.:-]*+"
 _SPECIAL = re.compile("[<&]")
 _NAME_START = re.compile("[A-Za-z_]")
 _TAG = re.compile(rf"<(/?)({_NAME})((?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*)>")

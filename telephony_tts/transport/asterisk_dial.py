@@ -31,6 +31,8 @@ def may_dial(url: str, allowed: Sequence[str]) -> bool:
         beginnings = [urlsplit(each) for each in allowed]
     except ValueError:
         return False
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        return False  # a space would end the request's target early
     if asked.scheme not in ("ws", "wss") or ".." in asked.path.split("/") or "%" in asked.path:
         return False
     return any(

@@ -119,6 +119,7 @@ ALLOWED = ("ws://pbx.example:8088/media/",)
         "file:///media/x",
         "ws://[::1]:8088/media/x",
         "ws://[pbx/media/x",
+        "ws://pbx.example:8088/media/x HTTP/1.0",
         "",
     ],
 )

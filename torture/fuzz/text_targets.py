@@ -27,7 +27,7 @@ _file = Path(_folder.name) / "config.yaml"
 def read_ssml(data: bytes) -> None:
     """The same markup in one piece and in pieces, whose size is the first byte. Both must say the same."""
     text = data[1:].decode("utf-8", "surrogateescape")[:_MOST_TURN_CHARS]
-    size = max(1, data[0] if data else 1, len(text) // 200)
+    size = max(1, data[0] if data else 1, len(text) // 50)  # each piece is a message, with its own time
     begins_with_speak(text)
     spoken = [_spoken(text, len(text) or 1), _spoken(text, size)]
     assert spoken[0] == spoken[1], "what is spoken depends on where the stream is cut"
