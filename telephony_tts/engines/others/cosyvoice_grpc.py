@@ -40,14 +40,13 @@ class CosyVoiceGrpc(GrpcServer):
         return method(request, metadata=self._metadata, timeout=timeout)
 
     async def speak(self, text: str, voice: ServerVoice, utterance: Utterance) -> AsyncGenerator[bytes, None]:
-        call = self._call(_request(text, voice))
+        request = _request(text, voice)
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                yield response.tts_audio
+            async with self.call(lambda: self._call(request)) as call:
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    yield response.tts_audio
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from error
-        finally:
-            call.cancel()
 
 
 def _request(text: str, voice: ServerVoice) -> object:

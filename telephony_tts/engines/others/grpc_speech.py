@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 # Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
@@ -16,6 +18,7 @@ from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost
 
 CONNECT_S = 3.0
+SETTLE_S = 0.1
 MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -51,6 +54,8 @@ class GrpcServer:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+            # gRPC has tasks of its own for calls that were cancelled. They end a moment later; it does not say when.
+            await asyncio.sleep(SETTLE_S)
 
     async def voice_names(self) -> tuple[str, ...]:
         return ()
@@ -60,6 +65,15 @@ class GrpcServer:
         if self._channel is None:
             raise EngineError(f"{self._setting} does not run")
         return getattr(self._channel, shape)(path, request_serializer=encode, response_deserializer=decode)
+
+    @asynccontextmanager
+    async def call(self, start: Callable[[], Any]) -> AsyncIterator[Any]:
+        """A call that is cancelled at the end, if it has not ended."""
+        started = start()
+        try:
+            yield started
+        finally:
+            started.cancel()
 
     def failure(self, error: grpc.aio.AioRpcError) -> EngineError:
         """The error for a call that failed."""

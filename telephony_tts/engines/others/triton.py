@@ -41,24 +41,22 @@ class TritonModel(GrpcServer):
             raise ReplicaLost(f"{where} has no model {model!r} that is ready; check {self._setting}.model")
 
     async def speak(self, text: str, voice: ServerVoice, utterance: Utterance) -> AsyncGenerator[bytes, None]:
-        call = self.method(
+        infer = self.method(
             "stream_stream", f"{SERVICE}/ModelStreamInfer", InferRequest.SerializeToString, StreamResponse.FromString
-        )(metadata=self._metadata)
+        )
+        request = _request(self._settings.model or "", text, voice.recording)
         try:
-            await call.write(_request(self._settings.model or "", text, voice.recording))
-            await call.done_writing()
-            while (response := await call.read()) is not grpc.aio.EOF:
-                if response.error_message:
-                    # Of a Python model it is a traceback, whose end says most.
-                    raise EngineError(f"Triton says: {' '.join(response.error_message.split())[-300:]}")
-                if samples := _samples(response.infer_response):
-                    yield samples
-            if (code := await call.code()) is not grpc.StatusCode.OK:
-                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details())
+            async with self.call(lambda: infer(metadata=self._metadata)) as call:
+                await call.write(request)
+                await call.done_writing()
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    if response.error_message:
+                        # Of a Python model it is a traceback, whose end says most.
+                        raise EngineError(f"Triton says: {' '.join(response.error_message.split())[-300:]}")
+                    if samples := _samples(response.infer_response):
+                        yield samples
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from error
-        finally:
-            call.cancel()
 
 
 def _request(model: str, text: str, recording: Recording | None) -> Any:
