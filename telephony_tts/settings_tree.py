@@ -17,7 +17,7 @@ from telephony_tts.errors import ConfigError
 from telephony_tts.schema import names, show
 
 Tree = dict[Any, Any]
-_MOST_LISTED = 100
+_MOST_LISTED = 50
 """The most problems of a file that an error lists."""
 _MOST_SHOWN_CHARS = 200
 

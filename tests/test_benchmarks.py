@@ -101,6 +101,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
             assert others[kind]["rounds"][0]["through"]["seen_ms"]["p50"] >= 50
             cancel = others[kind]["cancel"]
             assert cancel["errors"] == [] and cancel["seen"] == cancel["clears"] == 8
+        reload = results["reload"]
+        assert reload["wrong_turns"] == 0 and reload["errors"] == [] and reload["turns"] >= reload["calls"]
+        assert reload["reloads"] >= 2 and all(n >= 1 for n in reload["files_loaded"].values())
         watching = results["watching"]
         assert watching["scraped"]["scrape_ms"]["p50"] > 0 and watching["scraped"]["n_series"] > 50
         assert watching["traced"][0]["n_spans"] > 0 and watching["traced"][0]["ratio"] > 0

@@ -20,15 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from harness import report
 from harness.lateness import lateness_between, metric_values, server_lateness
 from harness.process import ServerProcess, cores
 from websockets.asyncio.client import ClientConnection, connect
 
-_EXAMPLES = """examples:
-  python -m benchmarks.ops_parts.reload             about 3 minutes
-  python -m benchmarks.ops_parts.reload --quick     seconds, to see that it runs
-"""
 CALLS = 50
 _SENTENCES = tuple(f"This is sentence number {n} of the calls, about Brand{n:05}." for n in range(10))
 _TOKEN = "bench-token"
@@ -195,16 +190,3 @@ class Files:
         part = self._folder / f"{name}.part"
         part.write_text(text)
         os.replace(part, self._folder / f"{name}.yaml")
-
-
-def main() -> None:
-    flags = report.parser("ops_parts/reload", __doc__.splitlines()[0], _EXAMPLES)
-    flags.set_defaults(json=flags.get_default("json").parents[1] / "ops_reload.json")
-    chosen = flags.parse_args()
-    found = measure(chosen)
-    report.table("reload", ("what", "reached", "to reach"), [tuple(row.values()) for row in found["rows"]])
-    report.save(chosen, found)
-
-
-if __name__ == "__main__":
-    main()
