@@ -70,7 +70,11 @@ class FrontServer:
 
     @property
     def claims(self) -> list[str]:
-        return sorted(os.readlink(path) for path in (self.runtime / "calls").iterdir())
+        found = []
+        for path in (self.runtime / "calls").iterdir():
+            with suppress(FileNotFoundError):  # the call has ended meanwhile
+                found.append(os.readlink(path))
+        return sorted(found)
 
     def metric(self, sample: str) -> float:
         """A sample of `/metrics`, by its whole name with labels."""

@@ -41,7 +41,7 @@ class AsteriskLine:
         self.held: list[int] = []
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
-        self.recording = None
+        self.observers = ()
         self.session = SimpleNamespace(wants_audio=False, peer_holds=lambda n_frames, _ns: self.held.append(n_frames))
         self.id = "c1"
         self.log = logs.get("test").bind(call="c1")

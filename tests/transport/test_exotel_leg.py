@@ -34,7 +34,7 @@ class ExotelLine:
     one number for each frame."""
 
     def __init__(self) -> None:
-        self.recording = None
+        self.observers = ()
         self.sent: list[str | list[int]] = []
         self.times_ms: list[int] = []
         self.padded: list[int] = []

@@ -39,7 +39,7 @@ class FreeSwitchLine:
         """The begins and stops reported to the session."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
-        self.recording = None
+        self.observers = ()
         self.max_unsent_bytes = 0
         self.subprotocol = protocol
         self.request = Request(path, Headers({name.replace("_", "-"): value for name, value in headers.items()}))

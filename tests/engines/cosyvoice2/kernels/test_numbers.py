@@ -17,6 +17,7 @@ from telephony_tts.engines.cosyvoice2.model.config import LmConfig
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
 from telephony_tts.engines.cosyvoice2.model.lm.lm import AttendSlots, DecoderLayer, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 
@@ -326,7 +327,8 @@ def test_a_step_in_one_call_is_its_layers(factor: float) -> None:
             down=Int8Matrix(randn(d, d_ff, seed=seed + 4)),
         )
 
-    lm = LanguageModel(config, {}, [layer(10), layer(20)], torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
+    tables = {EmbeddingTable.CONTROL: torch.zeros(2, d)}
+    lm = LanguageModel(config, tables, [layer(10), layer(20)], torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
     cache, other = lm.new_cache(3, 20), lm.new_cache(3, 20)
     for step in range(4):
         x, slots, starts = randn(2, d, seed=step), [2, 0], [other.room(2, 1), other.room(0, 1)]
