@@ -672,7 +672,8 @@ class Call:
                         break
                     if not audio_ns and utterance.more is None and utterance.insert is None:
                         metrics.ENGINE_FIRST_CHUNK_MS.labels(engine_name).observe(compute_ns / NS_PER_MS)
-                    audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
+                    if chunk.sample_rate_hz > 0:  # the session says what is wrong with another one
+                        audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                     speaker = _replica_name(engine_name, run) if failover is not None or run.n_lost else None
                     session.audio(utterance.id, chunk, now_ns, voice.gain_db, speaker)
                     # The time is read again: encoding the first chunk belongs to `first_audio_ms`.

@@ -74,7 +74,8 @@ def test_ten_thousand_say_and_clear_leave_nothing_behind(caplog: pytest.LogCaptu
             assert not call._runs
 
     run(main)
-    (*told, ended) = [line for line in lines(caplog) if line.get("call") == flooder]
+    (*told, ended, audit) = [line for line in lines(caplog) if line.get("call") == flooder]
+    assert (ended["event"], audit["event"]) == ("call_ended", "call_audit")
     assert len(told) < 300 and len(told) + ended["lines_left_out"] >= 1000, "turns too, each of which is a line"
 
 

@@ -45,7 +45,8 @@ def test_twenty_thousand_messages_are_a_few_lines(message: dict[str, Any] | str,
     assert log.stat().st_size < MAX_LOG_BYTES
     said = told(log)
     (call,) = {line["call"] for line in said if "call" in line}
-    of_call = [line for line in said if line.get("call") == call]
+    *of_call, audit = [line for line in said if line.get("call") == call]
+    assert audit["event"] == "call_audit"
     assert of_call[-1]["event"] == "call_ended" and of_call[0]["event"] == "call_started"
     assert sum(line["event"] == event for line in of_call) >= 50, "its actions are logged"
     # All that the call would have said: its start, the flood, that the bot has left.
