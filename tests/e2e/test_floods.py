@@ -74,8 +74,7 @@ def test_ten_thousand_say_and_clear_leave_nothing_behind(caplog: pytest.LogCaptu
             assert not call._runs
 
     run(main)
-    (*told, ended, audit) = [line for line in lines(caplog) if line.get("call") == flooder]
-    assert (ended["event"], audit["event"]) == ("call_ended", "call_audit")
+    (*told, ended, _audit) = [line for line in lines(caplog) if line.get("call") == flooder]
     assert len(told) < 300 and len(told) + ended["lines_left_out"] >= 1000, "turns too, each of which is a line"
 
 
