@@ -48,6 +48,7 @@ def server(short_of_module: Path, folders: tuple[Path, Path]) -> Iterator[FrontS
         yield server
 
 
+@pytest.mark.timed  # replicas, fronts and a caller all have deadlines
 def test_a_voice_is_added_spoken_and_removed(server: FrontServer, folders: tuple[Path, Path]) -> None:
     head, body = voice_form({"name": "anna", "text": "Thank you for calling."}, GOOD)
     made = json.loads(request(server, "/v1/voices", body, "POST", Content_Type=head))

@@ -70,6 +70,7 @@ def test_a_serve_config_file_starts_replicas_that_fronts_find(cluster: RayCluste
     assert down.returncode == 0 and "stopped" in down.stdout
 
 
+@pytest.mark.timed  # Ray's client gives its server a limited time to start
 def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayCluster) -> None:
     address = f"ray://127.0.0.1:{PORTS[0]}"
     settings = ("engines.ray.engine=fake", "engines.ray.app=client")
