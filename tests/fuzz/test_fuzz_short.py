@@ -158,6 +158,7 @@ def test_an_unknown_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no target is named nosuch" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_teaches() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "torture.fuzz", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
