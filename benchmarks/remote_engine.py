@@ -2,6 +2,7 @@
 
 The engine is the fake one, instant and cached, so the figures are those of the connection. The server has one core; the
 load generator and the engine server share the other one. Rounds alternate, so that both sides see the same machine.
+The side `ray` has three replicas on a Ray cluster, whose engine is not cached; it needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+from fleet_parts.local_fleet import wait_until_ready
+from fleet_parts.ray_fleet import RayReplicas
 from harness import report
 from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/remote_engine.py                        all, about 6 minutes
   python benchmarks/remote_engine.py --sides local,unix --calls 50 --seconds 20 --repeat 1
+  python benchmarks/remote_engine.py --sides local,ray      replicas on Ray
 """
-SIDES = ("local", "unix", "tcp")
+N_REPLICAS = 3
 
 
 def main() -> None:
@@ -62,6 +67,10 @@ def _summary(rounds: list[dict[str, Any]], side: str, calls: int) -> dict[str, A
 def _window(side: str, chosen: argparse.Namespace) -> dict[str, Any]:
     server_core, load_core = cores()
     with tempfile.TemporaryDirectory(prefix="engine") as folder:
+        if side == "ray":
+            with RayReplicas(Path(folder), N_REPLICAS, core=load_core, priority=chosen.priority) as replicas:
+                flags = [part for setting in replicas.front_settings for part in ("--set", setting)]
+                return _first_audio(flags, chosen, server_core, load_core)
         listen = {"local": "", "unix": f"unix:{folder}/engine.sock", "tcp": "127.0.0.1:0"}[side]
         replica = ServerProcess("engine_serve", ["--listen", listen], core=load_core) if listen else nullcontext()
         with replica as running:
@@ -69,17 +78,22 @@ def _window(side: str, chosen: argparse.Namespace) -> dict[str, Any]:
             if running is not None:
                 target = listen if side == "unix" else f"127.0.0.1:{running.port}"
                 args = ["--set", "engines.default=remote", "--set", f"engines.remote.target={target}"]
-            with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
-                spec = {
-                    "port": server.port,
-                    "server_pid": server.pid,
-                    "calls": chosen.calls,
-                    "period_s": chosen.period,
-                    "seconds": chosen.seconds,
-                    "clear": False,
-                    "warm_s": 0.5 if chosen.quick else chosen.period + 1,
-                }
-                return run_load("first_audio", spec, core=load_core, priority=chosen.priority)
+            return _first_audio(args, chosen, server_core, load_core)
+
+
+def _first_audio(args: list[str], chosen: argparse.Namespace, server_core: int, load_core: int) -> dict[str, Any]:
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
+        wait_until_ready(server.port)
+        spec = {
+            "port": server.port,
+            "server_pid": server.pid,
+            "calls": chosen.calls,
+            "period_s": chosen.period,
+            "seconds": chosen.seconds,
+            "clear": False,
+            "warm_s": 0.5 if chosen.quick else chosen.period + 1,
+        }
+        return run_load("first_audio", spec, core=load_core, priority=chosen.priority)
 
 
 if __name__ == "__main__":
