@@ -68,8 +68,8 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
         given = fields.get("record", {})
         if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
             raise BadMessage("record: expected texts by name")
-        is_new = fields.get("replace") is not True
-        made = await keeper.add(name, file, text_of(fields, "text"), replace=not is_new, record=given)
+        replace = fields.get("replace") is True
+        made = await keeper.add(name, file, text_of(fields, "text"), replace=replace, record=given)
         told = {"kept_s": made.kept_s, "source_s": made.source_s, "warnings": list(made.warnings)}
         _log.info("voice_added", voice=name, kept_s=made.kept_s)
         return packed({**told, "description": made.voice.description}, await keeper.stored(name))
