@@ -53,8 +53,8 @@ TORCH_INDEX ?=
 PIP_CONF    ?=
 BUILD_ARGS  ?=
 # The extras in the images.
-LOCK_CPU    := remote ray lang phrases lexicon pinyin formats
-LOCK_CUDA   := remote ray lang phrases lexicon pinyin formats cosyvoice hub
+LOCK_CPU    := remote others ray otel lang phrases lexicon pinyin formats
+LOCK_CUDA   := remote others ray otel lang phrases lexicon pinyin formats cosyvoice hub
 
 .PHONY: help run model setup check test test-quick soak torture fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
 

@@ -749,6 +749,7 @@ class Reloads:
     def __init__(self) -> None:
         self._files: list[tuple[Callable[[], Any], Callable[[Any], None], float]] = []
         self._asked: list[asyncio.Event] = []
+        self._reading = asyncio.Lock()
 
     def add(self, read: Callable[[], Any], use: Callable[[Any], None], check_s: float) -> None:
         """Call `read` every `check_s` in a thread; 0: only at SIGHUP. What it returns is given to `use` in the event
@@ -786,7 +787,9 @@ class Reloads:
                 await asyncio.wait_for(asked.wait(), check_s or None)
             asked.clear()
             try:
-                content = await asyncio.to_thread(read)
+                # One file at a time, for the sake of the event loop, which all threads that compute take turns with.
+                async with self._reading:
+                    content = await asyncio.to_thread(event_loop.giving_way, read)
                 if content is not None:
                     use(content)
             except Exception:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
@@ -19,6 +19,10 @@ _SAME_SIGNAL_NS = 300 * NS_PER_MS
 _SWITCH_S = 0.0005
 """The interpreter's switch interval. The default of 5 ms is a quarter of a frame: too long for a call to wait for an
 engine thread, or for an engine to wait for the event loop."""
+
+_SHORT_SWITCH_S = 0.00005
+
+Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -48,6 +52,20 @@ def quick_turns() -> Iterator[None]:
     sys.setswitchinterval(_SWITCH_S)
     try:
         yield
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def giving_way(work: Callable[[], Result]) -> Result:
+    """Do long work of Python code, in a thread beside the event loop, so that the loop waits as little as possible.
+
+    uvloop asks for the interpreter at each timer and each socket, and then waits for the switch interval: with 50 calls
+    0.5 ms each time are more than there is (docs/experiments.md).
+    """
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SHORT_SWITCH_S)
+    try:
+        return work()
     finally:
         sys.setswitchinterval(before_s)
 

@@ -152,32 +152,50 @@ def parse(text: str, source: str) -> LexiconFile:
 
 
 def _root(text: str) -> yaml.Node | None:
-    _check_shape(text)
-    loader = _Loader(text)
-    try:
-        return cast("yaml.Node | None", loader.get_single_node())
-    finally:
-        loader.dispose()
+    """The node of the one document of a text. None if there is no document. Raises MarkedYAMLError.
 
-
-def _check_shape(text: str) -> None:
-    """Refuse what must not be composed: nodes are composed by recursion, in C, and aliases multiply what a file holds.
-
-    Raises MarkedYAMLError.
+    PyYAML's own composer is one call in C, which holds the interpreter for as long as it lasts: every call of the
+    server would wait. Aliases are refused, because they multiply what a file holds.
     """
-    depth = 0
+    root: yaml.Node | None = None
+    open_nodes: list[yaml.SequenceNode | yaml.MappingNode] = []
+    keys: list[yaml.Node | None] = []
+    """Of each open node: the key whose value comes next, if it is a mapping."""
     event: Any
     for event in yaml.parse(text, Loader=_Loader):
-        at: Any = event.start_mark
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases (*) are not used here", problem_mark=at)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _MAX_DEPTH:
+        mark: Any = event.start_mark
+        node: yaml.Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = yaml.ScalarNode(event.tag or "", event.value, mark, None, event.style)
+        elif isinstance(event, yaml.MappingStartEvent):
+            node = yaml.MappingNode(event.tag or "", [], mark)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = yaml.SequenceNode(event.tag or "", [], mark)
+        elif isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases (*) are not used here", problem_mark=mark)
+        elif isinstance(event, yaml.DocumentStartEvent) and root is not None:
+            raise yaml.MarkedYAMLError(problem="expected one document, found another", problem_mark=mark)
+        else:
+            if isinstance(event, yaml.CollectionEndEvent):
+                open_nodes.pop()
+                keys.pop()
+            continue
+        if not open_nodes:
+            root = node
+        elif isinstance(parent := open_nodes[-1], yaml.SequenceNode):
+            parent.value.append(node)
+        elif keys[-1] is None:
+            keys[-1] = node
+        else:
+            parent.value.append((keys[-1], node))
+            keys[-1] = None
+        if isinstance(node, yaml.SequenceNode | yaml.MappingNode):
+            open_nodes.append(node)
+            keys.append(None)
+            if len(open_nodes) > _MAX_DEPTH:
                 why = "nested too deeply; expected lines such as `SQL: sequel`"
-                raise yaml.MarkedYAMLError(problem=why, problem_mark=at)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+                raise yaml.MarkedYAMLError(problem=why, problem_mark=mark)
+    return root
 
 
 def _line(node: yaml.Node) -> int:

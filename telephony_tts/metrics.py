@@ -19,8 +19,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +33,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
@@ -501,7 +502,11 @@ def encode(families: Iterable[Metric], accept: str) -> Iterator[bytes]:
 
     `accept` is the header of the scraper. Exemplars are in the page if it accepts OpenMetrics.
     """
-    encoder: Callable[[Any], bytes] = choose_encoder(accept)[0]
+    encoder: Callable[..., bytes] = choose_encoder(accept)[0]
+    if content_type(accept).startswith("application/openmetrics-text"):
+        # Our names look alike in every way of escaping. In this one the library does not go through each of them
+        # character by character, which was a third of a page's time.
+        encoder = partial(encoder, escaping=ALLOWUTF8)
     is_open = False
     for metric in families:
         page = encoder(_OneFamily(metric))

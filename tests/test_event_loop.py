@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -112,3 +113,18 @@ def test_objects_loaded_at_start_are_frozen_for_the_garbage_collector() -> None:
     later: list[object] = [[]]
     walked = {id(thing) for thing in gc.get_objects()}
     assert id(loaded) not in walked and id(later) in walked
+
+
+def test_work_that_gives_way_leaves_the_switch_interval_as_it_was() -> None:
+    def work() -> float:
+        return sys.getswitchinterval()
+
+    def fail() -> None:
+        raise OSError("gone")
+
+    with event_loop.quick_turns():
+        before_s = sys.getswitchinterval()
+        assert event_loop.giving_way(work) < before_s / 5
+        with pytest.raises(OSError, match="gone"):
+            event_loop.giving_way(fail)
+        assert sys.getswitchinterval() == before_s

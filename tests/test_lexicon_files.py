@@ -248,3 +248,10 @@ def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
 def test_what_cannot_be_composed_safely_is_refused_with_its_line(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse(text, "names.yaml")
+
+
+def test_a_file_has_one_document(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("SQL: sequel\n---\nAPI: A P I\n")
+    with pytest.raises(ConfigError, match="line 2: not YAML: expected one document, found another"):
+        load(file)

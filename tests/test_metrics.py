@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -172,3 +172,16 @@ def test_the_first_plain_values_of_a_label_keep_their_names() -> None:
     ]  # fmt: skip
     assert label.of("third") == "other" and label.of("anna") == "anna"
     assert BoundedLabel(2).of("unlisted", lambda: False) == "other"
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5", "text/plain;version=1.0.0"]
+)
+def test_a_page_made_a_metric_at_a_time_is_the_librarys_page(accept: str) -> None:
+    registry = CollectorRegistry()
+    turns = prometheus_client.Counter("turns", 'Turns "that" have\nended.', ["door"], registry=registry)
+    turns.labels('a"b\\c').inc()
+    Histogram("wait_ms", "Wait.", registry=registry).observe(3, {"call": "CA1"})
+    prometheus_client.Info("build", "What runs.", registry=registry).info({"version": "1"})
+    page = b"".join(metrics.encode(registry.collect(), accept))
+    assert page == choose_encoder(accept)[0](registry)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from telephony_tts import logs, metrics
@@ -15,14 +16,19 @@ _log = logs.get(__name__)
 
 @dataclass(eq=False)
 class RunningArm:
-    """An arm of an experiment of this server. `sums` are those of its calls since it began."""
+    """An arm of an experiment of this process. `sums` are those of its calls here since it began. `of_others` gives
+    what the other processes of the server count (`Experiments.of_others`)."""
 
     experiment: Experiment
     arm: Arm
+    of_others: Callable[[], Iterable[Mapping[str, Mapping[str, float]]]] = lambda: ()
     is_on: bool = True
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
     def __post_init__(self) -> None:
+        version = hashlib.sha256(repr(self.experiment).encode()).hexdigest()[:16]
+        self.shared_name = f"arm {self.name} {version}"
+        """For the other processes. It differs once the experiment has changed, which they may read a little later."""
         labels = {"experiment": self.experiment.name, "arm": self.arm.name}
         # A series that appears with its first call would lack this call in increase().
         self._counters = {name: metrics.EXPERIMENT_SUMS.labels(**labels, sum=name) for name in SUMS}
@@ -47,11 +53,19 @@ class RunningArm:
         rules = self.experiment.stop
         if rules is None or not self.is_on or self.arm.name == CONTROL:
             return
-        why = rules.why_to_stop(self.sums)
+        why = rules.why_to_stop(self._sums_of_all())
         if why is not None:
             self.is_on = False
             self._on.set(0)
             _log.warning("arm_stopped", arm=self.name, why=why)
+
+    def _sums_of_all(self) -> dict[str, float]:
+        """The sums of all processes of the server."""
+        found = dict(self.sums)
+        for counted in self.of_others():
+            for each, amount in counted.get(self.shared_name, {}).items():
+                found[each] = found.get(each, 0.0) + amount
+        return found
 
     def remove_series(self) -> None:
         """The experiment is over. Calls that are still in it count for nothing."""
@@ -68,7 +82,13 @@ class Experiments:
     def __init__(self, experiments: Iterable[Experiment] = ()) -> None:
         self._arms: dict[tuple[str, str], RunningArm] = {}
         self._experiments: tuple[Experiment, ...] = ()
+        self.of_others: Callable[[], Iterable[Mapping[str, Mapping[str, float]]]] = lambda: ()
+        """What the other processes of this server count: `counts` of each."""
         self.replace(experiments)
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """The sums of the calls of each arm in this process."""
+        return {arm.shared_name: dict(arm.sums) for arm in self._arms.values()}
 
     def replace(self, experiments: Iterable[Experiment]) -> None:
         """Run these experiments from now on. An arm of an experiment that did not change goes on: if it is off, it
@@ -87,7 +107,7 @@ class Experiments:
         for experiment in self._experiments:
             for arm in experiment.arms:
                 if (experiment.name, arm.name) not in self._arms:
-                    self._arms[experiment.name, arm.name] = RunningArm(experiment, arm)
+                    self._arms[experiment.name, arm.name] = RunningArm(experiment, arm, lambda: self.of_others())
 
     def choose(self, call_id: str, key: Key, numbers: Sequence[str] = ()) -> RunningArm | None:
         """The arm of a call that begins now. None: the call is in no experiment, or its arm is off."""

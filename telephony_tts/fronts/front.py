@@ -45,7 +45,7 @@ class Front:
         self._number = number
         self._shared_engines = shared_engines
         self._own = FrontLoad()
-        self._use: Mapping[str, Mapping[str, int]] = {}
+        self._use: Mapping[str, Mapping[str, float]] = {}
         self._gone: set[str] = set()
         """Fronts whose sockets refuse connections, though their slots are not cleared yet."""
         self._under_way: Counter[str] = Counter()
@@ -110,14 +110,14 @@ class Front:
 
     # ----------------------------------------------------------------- keys
 
-    def publish_use(self, use: Mapping[str, Mapping[str, int]]) -> None:
+    def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
         if use != self._use:
             self._use = use
             part = self._folder.keys / f"{self.name}.part"
             part.write_text(json.dumps(use))
             os.replace(part, self._folder.keys / self.name)
 
-    def use_of_others(self) -> list[Mapping[str, Mapping[str, int]]]:
+    def use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
         found = []
         for path in self._folder.keys.iterdir():
             if path.name == self.name or path.name.endswith(".part"):

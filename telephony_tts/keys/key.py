@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 _DAY_S = 86_400
 
-Use = Mapping[str, Mapping[str, int]]
-"""What another process of this server counts: "calls" and "chars", each by the name of the key; "day" has the day."""
+Use = Mapping[str, Mapping[str, float]]
+"""What another process of this server counts: "calls" and "chars", each by the name of the key; "day" has the day.
+Arms of experiments have entries too (`Experiments.counts`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,11 @@ class Fronts(Protocol):
         Raises FrontGone, with `sock` still open, if the other front has ended. Raises OSError or TimeoutError if it did
         not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
 
-    def publish_use(self, use: Mapping[str, Mapping[str, int]]) -> None:
-        """Tell the other fronts what the keys use here."""
+    def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
+        """Tell the other fronts what the keys use here, and what the calls of each arm of an experiment were like."""
 
-    def use_of_others(self) -> list[Mapping[str, Mapping[str, int]]]:
-        """What the keys use at the other fronts, and the characters that they had used at fronts that have ended."""
+    def use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
+        """The same of the other fronts. Of fronts that have ended all but their calls still counts."""
 
     async def metrics(self, own: Callable[[], None]) -> MetricFamilies:
         """The metrics of all fronts together, for `metrics.encode`. `own` refreshes the gauges of this front."""

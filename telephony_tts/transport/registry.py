@@ -98,7 +98,7 @@ class Registry:
             return None
         n_calls = sum(call.key.name == key.name and not call.over for call in self._alive)
         if self.fronts is not None:
-            n_calls += sum(use["calls"].get(key.name, 0) for use in self.fronts.use_of_others())
+            n_calls += sum(int(use["calls"].get(key.name, 0)) for use in self.fronts.use_of_others())
         if n_calls < key.calls:
             return None
         return f"key {key.name} has {n_calls} calls; its limit is {key.calls}"

@@ -101,7 +101,8 @@ class Server:
         if fronts is not None:
             self.registry.move, self.registry.changed = self._move_leg, self._publish
             settings.keys.characters.of_others = self._use_at_other_fronts
-        self._others_use: list[Mapping[str, Mapping[str, int]]] = []
+            settings.experiments.of_others = self._use_at_other_fronts
+        self._others_use: list[Mapping[str, Mapping[str, float]]] = []
         self._others_asked_ns: int | None = None
         self._n_sockets = 0
         """WebSocket connections, which are counted for other fronts only."""
@@ -318,7 +319,7 @@ class Server:
         if self._fronts is None:
             return
         registry = self.registry
-        self._fronts.publish_use(self._use_of_keys())
+        self._fronts.publish_use(self._use())
         is_late = self.admission.lateness_ms(monotonic_ns()) > self.settings.limits.max_frame_lateness_ms
         self._fronts.publish(
             FrontLoad(
@@ -332,13 +333,14 @@ class Server:
             )
         )
 
-    def _use_of_keys(self) -> dict[str, dict[str, int]]:
-        """What the named keys use here, for the other fronts."""
+    def _use(self) -> dict[str, Mapping[str, float]]:
+        """What the named keys use here, and what the calls of each arm were like, for the other fronts."""
         characters = self.settings.keys.characters
         chars = dict(characters.today())
-        return {"calls": self.registry.calls_by_key(), "chars": chars, "day": {"day": characters.day}}
+        of_keys = {"calls": self.registry.calls_by_key(), "chars": chars, "day": {"day": characters.day}}
+        return {**of_keys, **self.settings.experiments.counts()}
 
-    def _use_at_other_fronts(self) -> list[Mapping[str, Mapping[str, int]]]:
+    def _use_at_other_fronts(self) -> list[Mapping[str, Mapping[str, float]]]:
         """The same of the other fronts, a little old: it is asked for with every piece of text."""
         assert self._fronts is not None
         now_ns = monotonic_ns()

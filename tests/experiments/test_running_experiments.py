@@ -83,6 +83,34 @@ def test_a_stop_rule_turns_an_arm_off_for_new_calls(caplog: pytest.LogCaptureFix
     experiments.replace(())
 
 
+def test_a_stop_rule_judges_the_calls_of_all_processes_together() -> None:
+    rules = StopRules(30, errors=0.1)
+    here, there = Experiments([half("shared", rules)]), Experiments([half("shared", rules)])
+    here.of_others, there.of_others = lambda: [there.counts()], lambda: [here.counts()]
+    call = call_in(here, "anna")
+    for _ in range(14):
+        chosen(here, call).call_ended(FAILING)
+    for _ in range(15):
+        chosen(there, call).call_ended(FAILING)
+    chosen(here, call).call_ended(FAILING)
+    assert here.choose(call, NO_KEY) is None
+    chosen(there, call).call_ended(FAILING)
+    assert there.choose(call, NO_KEY) is None
+    here.replace(())
+
+
+def test_what_other_processes_count_of_another_version_of_an_experiment_does_not_count() -> None:
+    here = Experiments([half("versions", StopRules(30, errors=0.1))])
+    there = Experiments([half("versions", StopRules(40, errors=0.1))])
+    here.of_others = lambda: [there.counts()]
+    call = call_in(here, "anna")
+    for _ in range(40):
+        chosen(there, call).call_ended(FAILING)
+    chosen(here, call).call_ended(FAILING)
+    assert here.choose(call, NO_KEY) is not None
+    here.replace(())
+
+
 def test_the_control_stays_on() -> None:
     experiments = Experiments([half("control-on", StopRules(30, errors=0.1))])
     call = call_in(experiments, "control")

@@ -70,6 +70,40 @@ def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> N
         run(lambda: main(server), within_s=60)
 
 
+def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: Path) -> None:
+    async def main(server: FrontServer) -> None:
+        async def interrupted(front: int, call: str) -> None:
+            async with AsyncExitStack() as stack:
+                with server.stopped(1 - front):
+                    bot = await stack.enter_async_context(greeted(server.url(call=call, audio="binary")))
+                assert server.owner(call) == front
+                await bot.say("A sentence that is long enough to be interrupted.", "a")
+                await bot.event("started", turn="a")
+                await bot.send({"type": "clear"})
+                await bot.event("cleared")
+            await until(lambda: not server.claims, "the call is over")
+
+        for n in range(29):
+            await interrupted(n % 2, f"call-{n}")
+        assert not server.logged("arm_stopped"), "neither the calls of one front nor those of all are enough"
+        await asyncio.sleep(0.4)  # what the others count is told within a tenth of a second
+        await interrupted(1, "call-30")
+        await asyncio.sleep(0.4)
+        await interrupted(0, "call-31")
+        await until(lambda: len(server.logged("arm_stopped")) == 2, "both fronts have turned it off")
+        assert {line["arm"] for line in server.logged("arm_stopped")} == {"e/worse"}
+        await interrupted(0, "call-32")
+        with_arm = [line for line in server.logged("call_audit") if line.get("arm") == "e/worse"]
+        assert len(with_arm) == 31, "the last call is in no arm"
+
+    worse = {"share": 100, "speech": {"speed": 1.1}}
+    stop = {"after_calls": 30, "interruptions": 0.5}
+    file = short / "experiments.yaml"
+    file.write_text(json.dumps({"experiments": {"e": {"arms": {"worse": worse}, "stop": stop}}}))
+    with front_server(short, f"experiments.file={file}") as server:
+        run(lambda: main(server), within_s=90)
+
+
 def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path) -> None:
     async def main(server: FrontServer) -> None:
         async def is_let_in(front: int) -> bool:
