@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.engines.ray import reach
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _wait_until_running(chosen: RaySettings, within_s: float) -> None:
         if found.status.value == "RUNNING":
             return
         if found.status.value == "DEPLOY_FAILED":
-            raise EngineUnavailable(f"the replicas did not start: {_first_line(found.message)}")
+            raise EngineUnavailable(f"the replicas did not start: {reach.said(found.message)}")
         missing = _missing(chosen)
         if waited_s >= within_s:
             raise EngineUnavailable(
@@ -135,19 +136,15 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
     if address is None:
         raise ConfigError("engines.ray.address is not set; set it to auto for a Ray cluster on this machine")
     app.need_ray()
-    import ray
-    from ray import serve
-
-    from telephony_tts.engines.ray.reach import check_reachable
-
     try:
-        check_reachable(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray = reach.connect(address)
     except Exception as error:  # of many kinds: no cluster, another version, no permission
         raise EngineUnavailable(
-            f"the Ray cluster at {address} cannot be used: {_first_line(error)}. "
+            f"the Ray cluster at {address} cannot be used: {reach.said(error)}. "
             "To start one on this machine: ray start --head"
         ) from error
+    from ray import serve
+
     try:
         serve.start(proxy_location="Disabled")
         yield settings, ray
@@ -178,8 +175,3 @@ def _print_status(chosen: RaySettings) -> int:
     for replica in replicas:
         print(f"  {replica['id']}  {replica['address']}  {replica['model']}")
     return 0 if replicas else 1
-
-
-def _first_line(error: BaseException | str) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:400] or type(error).__name__

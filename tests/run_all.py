@@ -72,7 +72,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
 
         def judge_the_clock() -> list[int]:
             to = f"--failures-to={failures}"
-            return [begin("timed", min(n_processes, N_TIMED), to).wait(), begin("alone", 0, to).wait()]
+            return [begin("timed", min(n_processes, N_TIMED), to).wait(), begin("alone", 1, to).wait()]
 
         try:
             if n_processes < 2 or not is_quiet():
@@ -86,7 +86,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
                 show(beside, output)
             again = lines_of(failures)
             if combined(clocked) == FAILED and len(again) <= MAX_AGAIN:
-                clocked = [begin("again", 0, f"--only-these={failures}").wait()]
+                clocked = [begin("again", 1, f"--only-these={failures}").wait()]
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -147,8 +147,8 @@ def set_scheduler(pid: int, policy: int) -> None:
 def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
     """Start a pass. With `output` its report goes there, and it gets only idle CPU time."""
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
-    if n_processes:
-        command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+    # Also for one at a time: a test that ends its process is then reported, and the others run.
+    command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
     print(f"== {name}{': in the background, its report follows' if output else ''}", flush=True)
     process = subprocess.Popen([*command, *options], stdout=output, preexec_fn=give_way if output else None)
     return Pass(name, process, time.monotonic())

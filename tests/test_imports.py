@@ -96,8 +96,8 @@ TABLE: dict[str, Row] = {
     # Ray is in two programs of their own: the replica and the watcher. A front imports none of them.
     "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
     "telephony_tts.engines.ray.engine": row("errors clock logs"),
-    "telephony_tts.engines.ray.reach": row(),
-    "telephony_tts.engines.ray.watcher": row("clock", "ray"),
+    "telephony_tts.engines.ray.reach": row(outside="ray"),
+    "telephony_tts.engines.ray.watcher": row("clock"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # Speech servers of other projects. What decides and what reads bytes is pure; each client is an extra.
     "telephony_tts.engines.others": row("errors schema", not_stdlib=TASKS | IO),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,43 @@ def test_each_pass_has_its_tests(tmp_path: Path, name: str, names: list[str]) ->
     project(tmp_path)
     done = run(tmp_path, "-m", "pytest", "--only", name, "--collect-only", "-q")
     assert sorted(re.findall(r"^test_it.py::test_(\w+)$", done.stdout, re.M)) == names
+
+
+HANGS = """
+import os, threading, pytest
+
+@pytest.mark.timed
+def test_hangs():
+    threading.Event().wait()
+
+@pytest.mark.timed
+def test_timed():
+    pass
+
+@pytest.mark.alone
+def test_a_first():
+    os._exit(3)
+
+@pytest.mark.alone
+def test_alone():
+    pass
+
+def test_unmarked():
+    pass
+"""
+
+
+def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Path) -> None:
+    """The settings are ours, but for how long a test may take."""
+    ours = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert 0 < ours["faulthandler_timeout"] <= 600
+    project(tmp_path)
+    (tmp_path / "test_it.py").write_text(HANGS)
+    with (tmp_path / "pytest.ini").open("a", encoding="utf-8") as file:
+        file.write(f"faulthandler_timeout = 3\nfaulthandler_exit_on_timeout = {ours['faulthandler_exit_on_timeout']}\n")
+    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    assert done.returncode == 1, done.stdout
+    assert set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout)) == {"timed", "alone", "unmarked"}
+    ended = set(re.findall(r"crashed while running '?test_it.py::test_(\w+)", done.stdout))
+    assert ended == {"hangs", "a_first"}, done.stdout
+    assert re.search(r"^Timeout .*line \d+ in test_hangs$", done.stderr, re.M | re.S), "where it hangs is printed"

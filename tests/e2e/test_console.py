@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -392,11 +393,20 @@ def test_only_so_many_may_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main)
 
 
+def keep_little(rig: Rig) -> None:
+    """Let the kernel keep little of what the server sends to new peers. Else a write waits after megabytes only."""
+    assert rig.server._listener is not None
+    for each in rig.server._listener.sockets:
+        with socket.socket(fileno=os.dup(each.fileno())) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
 def test_a_watcher_that_stops_reading_is_dropped_and_the_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(console_calls, "SLOW_WATCHER_S", 0.3)
         monkeypatch.setattr(console_calls, "_PERIOD_S", 0.001)
         async with serving() as rig, greeted(rig.url(call="c1", audio="binary")) as bot:
+            keep_little(rig)
             async with http_peer(rig.port, receive_buffer=4096) as peer:
                 await peer.send("GET", "/console/api/calls")
                 await until(lambda: n_watchers() == 1, "the watcher")

@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.engines.ray.reach import check_reachable
+from telephony_tts.engines.ray.reach import connect, said
 from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
 
 POLL_S = 2.0
@@ -54,18 +54,14 @@ def main() -> None:
     for work in (_end_with_the_front, progress.end_in_time):
         threading.Thread(target=work, daemon=True).start()
     try:
-        # Before Ray is imported, which takes a second of computing: a head that is away is looked for often.
-        check_reachable(address)
-        import ray
-
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray = connect(address, namespace=NAMESPACE)
     except Exception as error:
-        _say(problem=f"the Ray cluster at {address} cannot be used: {_first_lines(error)}")
+        _say(problem=f"the Ray cluster at {address} cannot be used: {said(error)}")
         os._exit(1)
     try:
         _watch(ray, app, progress)
     except Exception as error:  # a connection by ray:// that was lost raises ConnectionError, and cannot be used again
-        _say(problem=f"the Ray cluster at {address} was lost: {_first_lines(error)}")
+        _say(problem=f"the Ray cluster at {address} was lost: {said(error)}")
         os._exit(1)
 
 
@@ -87,7 +83,7 @@ def _watch(ray: Any, app: str, progress: _Progress) -> None:
         except ValueError:
             _say(problem=f"no application {app!r} runs on this Ray cluster; start it: telephony-tts ray up")
         except (ray.exceptions.RayError, TimeoutError) as error:
-            _say(problem=f"the list of replicas is not there: {_first_lines(error)}")
+            _say(problem=f"the list of replicas is not there: {said(error)}")
         directory = version = None
         pause.wait(PAUSE_S)
 
@@ -102,11 +98,6 @@ def _say(**what: Any) -> None:
 def _end_with_the_front() -> None:
     sys.stdin.buffer.read()
     os._exit(0)
-
-
-def _first_lines(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of processes that use Ray: this checkout's files, no token file in the home directory."""
     # Without PYTHONDONTWRITEBYTECODE, with which each of Ray's processes would compile all of it again.
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS")}
-    own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    own = {
+        "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # as docs/remote-engine.md has it for a head
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # in 30 s a busy machine may not start a process
+    }  # fmt: skip
     return {**kept, **own, "PATH": f"{ray_python().parent}{os.pathsep}{os.environ['PATH']}", **(added or {})}
 
 
@@ -117,15 +121,15 @@ def ray_command(
 
 
 @contextmanager
-def ray_cluster(**head: int) -> Iterator[RayCluster]:
-    """A cluster with a head, which has these settings of Ray (`cluster.py`).
+def ray_cluster(added: Mapping[str, str] | None = None, **head: int) -> Iterator[RayCluster]:
+    """A cluster with a head, which has these settings of Ray (`cluster.py`). `added` is added to its environment.
 
     Ray gives a node 30 s to start, which a busy machine may exceed: there are three tries.
     """
     for _ in range(3):
         child = subprocess.Popen(
             [str(ray_python()), str(HERE / "cluster.py"), *(f"{name}={number}" for name, number in head.items())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables(), cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables(added), cwd=ROOT,
         )  # fmt: skip
         try:
             assert child.stdout is not None

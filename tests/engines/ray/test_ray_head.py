@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -32,14 +33,34 @@ def free_ports(n: int) -> list[int]:
 
 
 PORTS = free_ports(2)
+BY_CLIENT = f"ray://127.0.0.1:{PORTS[0]}"
+CRASHES = """
+import os, pathlib, signal, sys
+
+file = pathlib.Path({file!r})
+if "--mode=specific-server" in sys.orig_argv and (left := int(file.read_text())) > 0:
+    file.write_text(str(left - 1))
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def crashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with how many of the processes that the head starts for its clients will crash, as gRPC makes them."""
+    folder = tmp_path_factory.mktemp("crashes")
+    file = folder / "left"
+    file.write_text("0")
+    (folder / "sitecustomize.py").write_text(CRASHES.format(file=str(file)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def cluster(crashes: Path) -> Iterator[RayCluster]:
     client_port, dashboard_port = PORTS
+    crashing = {"PYTHONPATH": f"{crashes.parent}{os.pathsep}{ROOT}"}
     with (
         pytest.MonkeyPatch.context() as patch,
-        ray_cluster(ray_client_server_port=client_port, dashboard_port=dashboard_port) as running,
+        ray_cluster(crashing, ray_client_server_port=client_port, dashboard_port=dashboard_port) as running,
     ):
         for name, value in variables().items():
             patch.setenv(name, value)  # for the watchers
@@ -70,15 +91,13 @@ def test_a_serve_config_file_starts_replicas_that_fronts_find(cluster: RayCluste
     assert down.returncode == 0 and "stopped" in down.stdout
 
 
-@pytest.mark.timed  # Ray's client gives its server a limited time to start
 def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayCluster) -> None:
-    address = f"ray://127.0.0.1:{PORTS[0]}"
     settings = ("engines.ray.engine=fake", "engines.ray.app=client")
-    up = ray_command("up", address, *settings)
+    up = ray_command("up", BY_CLIENT, *settings)
     assert up.returncode == 0 and "1 running" in up.stdout, (up.stdout, up.stderr)
 
     async def work() -> None:
-        engine = RayEngine("ray", address, "client", start_timeout_s=60.0, python=str(ray_python()))
+        engine = RayEngine("ray", BY_CLIENT, "client", start_timeout_s=60.0, python=str(ray_python()))
         await engine.start()
         try:
             assert np.array_equal(joined(await speak(engine, Utterance("u", TEXT))), render(TEXT))
@@ -86,10 +105,30 @@ def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayClust
             await engine.close()
 
     run(work)
-    status = ray_command("status", address, *settings)
+    status = ray_command("status", BY_CLIENT, *settings)
     assert status.returncode == 0 and "client: running" in status.stdout, status.stderr
-    down = ray_command("down", address, *settings)
+    down = ray_command("down", BY_CLIENT, *settings)
     assert down.returncode == 0 and "stopped" in down.stdout, down.stderr
+
+
+def test_a_client_whose_process_at_the_head_crashes_tries_again(cluster: RayCluster, crashes: Path) -> None:
+    crashes.write_text("1")
+    status = ray_command("status", BY_CLIENT, "engines.ray.app=nowhere")
+    assert crashes.read_text() == "0" and status.returncode == 1
+    assert "nowhere: not running; start it" in status.stdout, status.stderr
+
+
+def test_a_client_whose_process_crashes_each_time_says_what_ray_says_and_what_helps(
+    cluster: RayCluster, crashes: Path
+) -> None:
+    crashes.write_text("9")
+    try:
+        status = ray_command("status", BY_CLIENT, "engines.ray.app=nowhere")
+    finally:
+        crashes.write_text("0")
+    assert status.returncode == 1 and f"the Ray cluster at {BY_CLIENT} cannot be used" in status.stderr, status.stderr
+    assert "Starting Ray client server failed" in status.stderr and "GRPC_ENABLE_FORK_SUPPORT=0" in status.stderr
+    assert "Traceback" not in status.stderr
 
 
 def test_calls_go_on_while_the_head_is_away_and_a_new_head_is_found(cluster: RayCluster) -> None:
