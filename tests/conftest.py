@@ -18,7 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["stall_retry"]
+pytest_plugins = ["stall_retry", "file_scheduling"]
 
 PASSES = ("beside", "timed", "alone", "quick", "soak")
 """Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of
@@ -84,6 +84,19 @@ def refuse_sockets_and_processes(event: str, arguments: tuple[object, ...]) -> N
         return
     if getattr(arguments[0], "family", None) != socket.AF_UNIX:
         raise AssertionError(f"{event} in `make test-quick`: mark this test slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files without a test of the chosen pass: all files take ten seconds of each process."""
+    if collection_path.suffix != ".py":
+        return None
+    only, these = config.getoption("--only"), config.getoption("--only-these")
+    if only in ("timed", "alone", "soak") and f"mark.{only}" not in collection_path.read_text(encoding="utf-8"):
+        return True
+    if these is not None:
+        files = {line.partition("::")[0] for line in these.read_text(encoding="utf-8").splitlines()}
+        return True if collection_path.relative_to(config.rootpath).as_posix() not in files else None
+    return None
 
 
 @pytest.hookimpl(trylast=True)

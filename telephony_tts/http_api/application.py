@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +28,12 @@ from telephony_tts.transport.server import Server
 _DOCS_PATH, _SCHEMA_PATH = "/docs", "/openapi.json"
 _LOGGED_CHARS = 200
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def description(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI description. FastAPI would make it anew for a request, because routes without one are added later.
+    The event loop would send no frame of any call for 50 ms."""
+    return app.openapi()
 
 
 def application(
@@ -70,13 +77,15 @@ def application(
         voice_routes,
     ):  # fmt: skip
         app.include_router(routes(api))
-    page = docs_page(app.openapi(), _SCHEMA_PATH)
+    described = description(app)
+    app.openapi = lambda: described  # type: ignore[method-assign]
+    page = docs_page(described, _SCHEMA_PATH)
 
     @app.get(_DOCS_PATH, include_in_schema=False)
     async def _docs() -> HTMLResponse:
         return HTMLResponse(page)
 
-    paths = [*app.openapi()["paths"], _DOCS_PATH, _SCHEMA_PATH]
+    paths = [*described["paths"], _DOCS_PATH, _SCHEMA_PATH]
     open_paths: frozenset[str] = frozenset()
     if server.settings.server.console:
         console = Console(api, tools or ConsoleTools())

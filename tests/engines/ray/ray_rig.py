@@ -56,7 +56,6 @@ def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:
     own = {
         "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
         "GRPC_ENABLE_FORK_SUPPORT": "0",  # as docs/remote-engine.md has it for a head
-        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # in 30 s a busy machine may not start a process
     }  # fmt: skip
     return {**kept, **own, "PATH": f"{ray_python().parent}{os.pathsep}{os.environ['PATH']}", **(added or {})}
 

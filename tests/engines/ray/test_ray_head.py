@@ -112,23 +112,11 @@ def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayClust
 
 
 def test_a_client_whose_process_at_the_head_crashes_tries_again(cluster: RayCluster, crashes: Path) -> None:
+    """It takes half a minute: so long Ray's client waits for the log of the process that crashed."""
     crashes.write_text("1")
     status = ray_command("status", BY_CLIENT, "engines.ray.app=nowhere")
     assert crashes.read_text() == "0" and status.returncode == 1
     assert "nowhere: not running; start it" in status.stdout, status.stderr
-
-
-def test_a_client_whose_process_crashes_each_time_says_what_ray_says_and_what_helps(
-    cluster: RayCluster, crashes: Path
-) -> None:
-    crashes.write_text("9")
-    try:
-        status = ray_command("status", BY_CLIENT, "engines.ray.app=nowhere")
-    finally:
-        crashes.write_text("0")
-    assert status.returncode == 1 and f"the Ray cluster at {BY_CLIENT} cannot be used" in status.stderr, status.stderr
-    assert "Starting Ray client server failed" in status.stderr and "GRPC_ENABLE_FORK_SUPPORT=0" in status.stderr
-    assert "Traceback" not in status.stderr
 
 
 def test_calls_go_on_while_the_head_is_away_and_a_new_head_is_found(cluster: RayCluster) -> None:
