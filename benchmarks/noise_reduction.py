@@ -70,6 +70,7 @@ def main() -> None:
         for row in results
     ]
     report.table("noise reduction", header, rows)
+    chosen.noisereduce = bool(chosen.noisereduce)
     report.save(chosen, results)
 
 
