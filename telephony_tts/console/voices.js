@@ -701,13 +701,11 @@ function editorOf({ name, entries }) {
       if (spoken.length) await speak(spoken.join(" "));
     }),
     button("saveLexicon", save, { className: "main saveLexicon", disabled: !serverState()?.supervises })), told, conflict);
-  const kept = edits.get(name);
-  if (kept) {
-    text.value = kept.text;
-    details.open = kept.text !== kept.saved;
-  }
+  text.value = edits.get(name)?.text ?? "";
+  details.open = edits.has(name); // as it was before the page was written anew
   details.addEventListener("toggle", () => {
     if (details.open && !edits.has(name)) read(path).then(put).catch((error) => (told.textContent = error.message));
+    if (!details.open && edits.get(name)?.text === edits.get(name)?.saved) edits.delete(name);
   });
   return details;
 }
@@ -734,7 +732,7 @@ function state(server) {
   if (now === known) return;
   known = now;
   showForm();
-  loadLexicons();
+  for (const button of lexicons.querySelectorAll(".saveLexicon")) button.disabled = !server?.supervises;
   if (!recording) return;
   showCheck();
   if (server?.can_add_voices && !recording.versions.recording.told) askCheck(recording);

@@ -13,7 +13,7 @@ import torch
 from telephony_tts.engines.cosyvoice2.voices.enrolment import check_recording, denoised_wav
 from telephony_tts.engines.cosyvoice2.voices.noise_reduction import reduced
 from telephony_tts.engines.cosyvoice2.voices.recording_check import checked
-from telephony_tts.engines.cosyvoice2.voices.voice import Recording
+from telephony_tts.engines.cosyvoice2.voices.voice import MAX_CLIPPED, Recording, clipped_share
 from telephony_tts.errors import AudioError, EngineUnavailable
 
 NOISE = 0.005
@@ -140,7 +140,8 @@ def test_what_is_found_has_a_word_for_programs(recording: Recording, found: set[
 
 
 def test_a_clipped_recording_stays_clipped_when_its_noise_is_reduced() -> None:
-    wave = (30 * syllables()).clamp(-1, 1) + hiss(144_000)
+    wave = (5.7 * syllables() + hiss(144_000, 0.07)).clamp(-1, 1)
+    assert clipped_share(reduced(Recording(wave, 24_000)).wave) < MAX_CLIPPED, "it does not show any more"
     told = check_recording(as_file(wave), denoise=True)
     for version in ("recording", "denoised"):
         found = {each["code"]: each["is_problem"] for each in told[version]["findings"]}
