@@ -245,6 +245,7 @@ function showCheck() {
   found.hidden = false;
   found.replaceChildren(element("h2", {}, t("check")), element("div", { className: "versions" }, ...shown), told, ...more);
   drawAll();
+  showForm();
 }
 
 function articleOf(name, version, isChoice) {
@@ -477,7 +478,7 @@ function writeForm() {
 function showForm() {
   const can = Boolean(serverState()?.can_add_voices);
   cannot.hidden = can || !serverState();
-  form.make.disabled = !can || !recording || isMaking;
+  form.make.disabled = !can || !recording || recording.verdict === "refused" || isMaking;
 }
 
 const stepTold = (step) => {
@@ -735,7 +736,7 @@ function state(server) {
   for (const button of lexicons.querySelectorAll(".saveLexicon")) button.disabled = !server?.supervises;
   if (!recording) return;
   showCheck();
-  if (server?.can_add_voices && !recording.versions.recording.told) askCheck(recording);
+  if (server?.can_add_voices && !recording.verdict) askCheck(recording);
 }
 
 export const show = load;

@@ -43,9 +43,9 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow]
 HZ = 24_000
 SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"
 WIDTHS = {"wide": (1280, 800), "narrow": (390, 844)}
-MAKER_S = 90.0
-"""A process imports PyTorch before it checks the first recording."""
-WITHIN_S = 240.0
+MAKER_S = 150.0
+"""A process imports PyTorch before it checks the first recording, and gives way to all others."""
+WITHIN_S = 500.0
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,8 @@ def test_what_the_server_finds_in_a_recording_is_shown(
                 if which == "good":
                     assert {advice for _, advice in figures.values()} == {"good"}
                     assert figures["Rate"][0] == "24000 Hz"
-                elif verdict == "bad":
+                assert await shown.evaluate("document.querySelector('#make-voice').disabled") == (verdict == "bad")
+                if verdict == "bad":
                     assert await shown.evaluate("document.querySelectorAll('#verdict li.bad').length") >= 1, which
                 assert await painted(shown, "#version-recording .wave") > 0.001
                 assert (await painted(shown, "#version-recording .spectrogram") > 0.02) == (which != "silent")
