@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.errors import ConfigError
@@ -27,6 +27,7 @@ Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
 VOICES_EXAMPLES = """examples:
   telephony-tts voices                                      every voice of every engine
   telephony-tts voices --json --model /data/CosyVoice2-0.5B
+  telephony-tts voices check anna.wav --denoise quieter.wav
   telephony-tts voices add anna --wav anna.wav --text "What she says in it." --model /data/CosyVoice2-0.5B
   telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
   telephony-tts voices import spk2info.pt --only anna --model /data/CosyVoice2-0.5B
@@ -39,6 +40,14 @@ _ADD_EXAMPLES = """examples:
 The recording: one person, 3 to 30 s (5 to 15 s are best), no noise, no echo, 16 kHz or more. With --text the voice has
 the manner of the recording too (zero-shot). Without --text it has only its sound (cross-lingual). Ask the speaker for
 consent. A transcript is never cut, because it is unknown which words belong to a part of the recording.
+"""
+_CHECK_RECORDING_EXAMPLES = """examples:
+  telephony-tts voices check anna.wav                            level, noise, clipping, silence, length
+  telephony-tts voices check anna.wav --denoise quieter.wav      the same with less noise, and a file to listen to
+
+Noise reduction helps against a steady noise such as a fan or a hum, not against an echo, music or other voices. Listen
+to both. If the quieter one is better, give `voices add` the original recording and --denoise. The exit status is 0 if
+the recording can become a voice, else 1.
 """
 _REMOVE_EXAMPLES = """examples:
   telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
@@ -109,11 +118,18 @@ def add_voices(command: Commands) -> None:
     adding.add_argument(
         "--trim", action="store_true", help="keep only the beginning of a recording of more than 30 s; not with --text"
     )
+    adding.add_argument(
+        "--denoise", action="store_true", help="reduce the noise of the recording first; the voice's record says so"
+    )
     adding.add_argument("--replace", action="store_true", help="replace a voice of this name")
     adding.add_argument("--owner", metavar="KEY", help="the named key that it belongs to; others cannot use it")
     adding.add_argument("--consent-by", metavar="WHO", help="whose voice it is")
     adding.add_argument("--consent-on", metavar="DAY", help="when that person consented, such as 2026-01-31")
     adding.add_argument("--consent-for", metavar="WHAT", help="what that person has consented to")
+    check_help = "say what a recording is like before a voice is made of it"
+    checking = action("check", check_help, _CHECK_RECORDING_EXAMPLES, _check_recording)
+    checking.add_argument("file", metavar="FILE", help="the recording: WAV, FLAC, OGG or MP3")
+    checking.add_argument("--denoise", metavar="OUT.wav", help="write a version with less noise, and check it too")
     removing = action("remove", "remove a stored CosyVoice2 voice", _REMOVE_EXAMPLES, _remove)
     removing.add_argument("name", metavar="NAME", help="the voice")
     importing = action("import", "store the voices of a spk2info.pt", _IMPORT_EXAMPLES, _import)
@@ -266,26 +282,72 @@ def _add(arguments: argparse.Namespace) -> int:
 
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
-        replace=arguments.replace, trim=arguments.trim, made_by=f"telephony-tts {app.version()}",
-        record=_record(arguments),
+        replace=arguments.replace, trim=arguments.trim, denoise=arguments.denoise,
+        made_by=f"telephony-tts {app.version()}", record=_record(arguments),
     )  # fmt: skip
     for warning in made.warnings:
         print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
     about = made.features.provenance
     kept, source = float(about["kept_s"]), float(about["source_s"])
     print(f"{arguments.name}: {kept:.1f} of {source:.1f} s kept, {_explained(made.features.mode)}")
+    if arguments.denoise:
+        print(f"its noise was reduced by {about['denoised_db']} dB ({about['denoised_by']})")
     if transcript:
         print(f'it says: "{transcript}"')
     print(f"stored in {made.path}; a running server speaks with it from now on")
     return 0
 
 
+def _check_recording(arguments: argparse.Namespace) -> int:
+    """Exit status 1 if the recording cannot become a voice."""
+    from telephony_tts import app
+
+    app.need_torch()
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import check_recording, denoised_wav
+
+    file = Path(arguments.file)
+    if arguments.denoise is not None and Path(arguments.denoise).resolve() == file.resolve():
+        raise ConfigError("--denoise: give another file; the recording itself is never changed")
+    found = check_recording(file, denoise=arguments.denoise is not None)
+    if arguments.denoise is not None:
+        try:
+            Path(arguments.denoise).write_bytes(denoised_wav(file))
+        except OSError as error:
+            raise ConfigError(f"{arguments.denoise} cannot be written: {error.strerror or error}") from error
+    for name, source in (("recording", arguments.file), ("denoised", arguments.denoise)):
+        if (told := found.get(name)) is not None:
+            for line in _checked(source, told):
+                print(line)
+    best = found.get("denoised", found["recording"])
+    return 1 if any(each["is_problem"] for each in best["findings"]) else 0
+
+
+def _checked(source: str, told: Mapping[str, Any]) -> list[str]:
+    """What was found in a recording, in lines."""
+    by = f", lowered by {told['denoised_db']} dB ({told['denoised_by']})" if "denoised_by" in told else ""
+    lines = [
+        source,
+        f"  speech    {told['level_dbfs']:.1f} dBFS",
+        f"  noise     {told['noise_dbfs']:.1f} dBFS, {told['snr_db']:.1f} dB below the speech{by}",
+        f"  clipping  {told['clipped_share']:.2%} of the samples",
+        f"  length    {told['kept_s']:.1f} of {told['length_s']:.1f} s without the silence at both ends",
+        f"  format    {told['rate_hz']} Hz, channels: {told['channels']}",
+    ]
+    for each in told["findings"]:
+        lines.append(f"  {'problem' if each['is_problem'] else 'warning'}   {each['message']}")
+    return lines
+
+
 def _recorded(record: Mapping[str, str]) -> str:
     """Whose voice it is, and the consent to it, in a line."""
-    owner = f"of key {record['owner']}; " if "owner" in record else ""
-    if "consent_by" not in record:
-        return f"{owner}no consent is recorded"
-    return f"{owner}{record['consent_by']} consented on {record['consent_on']}: {record['consent_for']}"
+    told = [f"of key {record['owner']}"] if "owner" in record else []
+    if "consent_by" in record:
+        told.append(f"{record['consent_by']} consented on {record['consent_on']}: {record['consent_for']}")
+    else:
+        told.append("no consent is recorded")
+    if "denoised_by" in record:
+        told.append(f"noise reduced by {record.get('denoised_db', '?')} dB ({record['denoised_by']})")
+    return "; ".join(told)
 
 
 def _explained(mode: str) -> str:

@@ -79,7 +79,7 @@ def _packages() -> Iterator[Finding]:
         ("diskcache", "phrases", "phrases.folder, phrases kept on disk"),
         ("google-re2", "lexicon", "patterns in lexicons"),
         ("pypinyin", "pinyin", "polyphones: true in lexicons"),
-        ("av", "formats", "mp3, opus, aac and flac over HTTP"),
+        ("av", "formats", "mp3, opus, aac and flac over HTTP, and noise reduction of recordings"),
         ("grpcio", "remote", "engines in other processes or on other machines"),
         *((name, "others", "speech servers of other projects") for name in ("httpx2", "protobuf")),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),

@@ -6,8 +6,11 @@ of Chinese characters that are read otherwise in some words, from pypinyin.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +57,7 @@ class LexiconFiles:
         self.shelf: dict[str, Lexicon] = {}
         self._files = {name: Path(file) for name, file in files.items()}
         self._seen: dict[str, object] = {}
+        self._saving = threading.Lock()
         problems = []
         for name, path in self._files.items():
             self._seen[name] = file_state(path)
@@ -91,21 +95,36 @@ class LexiconFiles:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._files[name]}: cannot be read: {error}") from error
 
-    def save(self, name: str, text: str) -> int:
-        """Write a lexicon's file, and use it from now on. Returns the number of entries. Raises ConfigError, and then
-        nothing is written."""
+    def save(self, name: str, text: str, version: str) -> tuple[int, str]:
+        """Write a lexicon's file, and use it from now on. Returns the number of entries and the new version.
+
+        `version`: that of the text which was edited (`version_of`). Raises ConfigError, with the code `lexicon_changed`
+        if the file has another text by now. Then nothing is written.
+        """
         path = self._files[name]
+        text = io.StringIO(text.removeprefix("\ufeff"), newline=None).read()  # as `text` will read it
         lexicon = compiled(parse(text, name), name)
-        part = path.with_name(f"{path.name}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-        self._seen[name] = file_state(path)
-        self.shelf[name] = lexicon
-        return lexicon.n_entries
+        with self._saving:
+            if version_of(self.text(name)) != version:
+                raise ConfigError(
+                    f"the lexicon {name} was changed since you have read it: read it again, and edit that text",
+                    code="lexicon_changed",
+                )
+            part = path.with_name(f"{path.name}.part")
+            try:
+                part.write_text(text, encoding="utf-8")
+                os.replace(part, path)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+            self._seen[name] = file_state(path)
+            self.shelf[name] = lexicon
+        return lexicon.n_entries, version_of(text)
+
+
+def version_of(text: str) -> str:
+    """A word that is another one for each text of a lexicon."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load(path: Path) -> Lexicon:

@@ -17,7 +17,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes", "fleet", "fleet_local", "ops",
+    "processes", "fleet", "fleet_local", "ops", "noise_reduction",
 )  # fmt: skip
 
 pytestmark = [
@@ -135,6 +135,8 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert min(results["routing"]["measured"]["utilisation_of_each"]) > 0
     elif name == "voice_activity":
         assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
+    elif name == "noise_reduction":
+        assert all(row["reduced"]["afftdn"]["si_sdr_db"] > 1 < row["reduced"]["afftdn"]["pauses_db"] for row in results)
     elif name == "voice_mail":
         assert results["beeps"]["all"]["n"] == 6 and results["beeps"]["all"]["missed"] == 0
         assert results["without_a_beep"]["speech"]["seconds"] > 5 and all(results["us_per_20_ms"].values())

@@ -234,6 +234,71 @@ def test_a_poor_recording_is_a_warning(
     assert (hint in error and len(error.splitlines()) == 1) if hint else error == ""
 
 
+def test_the_noise_of_a_recording_is_reduced_only_with_the_flag(
+    model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, rate_hz = speech(recording)
+    silence = np.zeros(rate_hz // 2, np.float32)
+    path, of_model = tmp_path / "a.wav", ["--model", str(model)]
+    soundfile.write(path, noisy(np.concatenate((silence, samples, silence)), rate_hz), rate_hz)
+    before = path.read_bytes()
+
+    assert main(["voices", "check", str(path), "--denoise", str(tmp_path / "quieter.wav")]) == 0
+    told = capsys.readouterr().out
+    assert told.count("  noise     ") == 2 and "warning   its quietest tenth" in told and "afftdn of FFmpeg" in told
+    quieter, hz = speech(tmp_path / "quieter.wav")
+    assert hz == rate_hz and len(quieter) == len(samples) + 2 * len(silence)
+    pause = slice(rate_hz // 10, 4 * rate_hz // 10)
+    assert np.std(quieter[pause]) < 0.4 * np.std(soundfile.read(path)[0][pause])
+
+    assert main(["voices", "add", "plain", "--wav", str(path), "--text", SAID, *of_model]) == 0
+    assert "noise was reduced" not in capsys.readouterr().out
+    assert main(["voices", "add", "quiet", "--wav", str(path), "--text", SAID, "--denoise", *of_model]) == 0
+    assert "its noise was reduced by" in capsys.readouterr().out
+    store = VoiceStore(model / "voices")
+    plain, quiet = store.load("plain"), store.load("quiet")
+    assert "denoised_by" not in plain.provenance and float(quiet.provenance["denoised_db"]) > 8
+    assert quiet.mel.mean() < plain.mel.mean(), "it is made of the version with less noise"
+    assert main(["voices", *of_model]) == 0
+    assert "no consent is recorded; noise reduced by" in capsys.readouterr().out
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["{wav}", "--denoise", "{wav}"], 2, ["the recording itself is never changed"]),
+        (["{wav}", "--denoise", "{folder}/none/b.wav"], 2, ["none/b.wav cannot be written"]),
+        (["{folder}/none.wav"], 1, ["none.wav", "no such file"]),
+        (["{clean}", "--denoise", "{folder}/b.wav"], 1, ["no noise to reduce"]),
+    ],
+)
+def test_a_recording_that_cannot_be_checked_or_denoised_is_told_in_a_line(
+    flags: list[str], status: int, words: list[str], recording: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    samples, rate_hz = speech(recording)
+    silence = np.zeros(rate_hz // 2, np.float32)
+    padded = np.concatenate((silence, samples, silence))
+    names = {"wav": tmp_path / "a.wav", "clean": tmp_path / "clean.wav", "folder": tmp_path}
+    soundfile.write(names["wav"], noisy(padded, rate_hz), rate_hz)
+    soundfile.write(names["clean"], padded, rate_hz)
+    before = names["wav"].read_bytes()
+    assert main(["voices", "check", *(flag.format(**names) for flag in flags)]) == status
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and all(word in error for word in words), error
+    assert names["wav"].read_bytes() == before and not (tmp_path / "b.wav").exists()
+
+
+def test_the_check_of_a_recording_that_cannot_become_a_voice_fails(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["voices", "check", str(recording)]) == 0
+    assert "problem" not in capsys.readouterr().out
+    assert main(["voices", "check", str(bad_recordings(recording, tmp_path)["2s"])]) == 1
+    assert "problem   it holds 2.0 s" in capsys.readouterr().out
+
+
 # -------------------------------------------------------------------------------- bad
 
 
@@ -529,7 +594,7 @@ def test_the_list_equals_the_engines_and_needs_no_weights(
     assert asyncio.run(names()) == [row["name"] for row in rows]
 
 
-@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["remove"], ["import"]])
+@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["check"], ["remove"], ["import"]])
 def test_help_has_examples(action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["voices", *action, "--help"])

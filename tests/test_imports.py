@@ -132,6 +132,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.checkpoint.hubs": row("errors metrics clock", "huggingface_hub modelscope_hub"),
     "telephony_tts.engines.cosyvoice2.checkpoint.download": row("errors metrics clock", "tqdm"),
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
+    "telephony_tts.engines.cosyvoice2.voices.noise_reduction": row("errors metrics clock", "numpy torch av"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
         "errors clock logs metrics engines.api session audio wire transport keys.key recording lexicon_files text",

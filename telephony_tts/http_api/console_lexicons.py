@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from telephony_tts import lexicon_files, logs
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.http_api.console_calls import need_supervisor
-from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles
+from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles, version_of
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.text.normalizer import detect_lang
 from telephony_tts.text.rewriting import spoken_spans, told_changes
@@ -31,8 +31,14 @@ class LexiconText(BaseModel):
     text: str = Field(max_length=MAX_FILE_BYTES)
 
 
+class EditedLexicon(LexiconText):
+    """The same, and the version of the text that was edited."""
+
+    version: str = Field(max_length=100)
+
+
 class LexiconTest(LexiconText):
-    """The same, and a sentence to read with it."""
+    """The content of a lexicon file, and a sentence to read with it."""
 
     sentence: str = Field(default="", max_length=2_000)
     lang: str | None = Field(default=None, max_length=35)
@@ -61,16 +67,16 @@ class ConsoleLexicons:
 
     async def _read(self, name: str) -> Response:
         text = await asyncio.to_thread(self._known().text, name) if self._has(name) else _absent(name)
-        return JSONResponse({"text": text}, headers=_NO_STORE)
+        return JSONResponse({"text": text, "version": version_of(text)}, headers=_NO_STORE)
 
-    async def _save(self, name: str, wanted: LexiconText, request: Request) -> Response:
-        """Write the file, if the server can use it. Calls that begin now use it."""
+    async def _save(self, name: str, wanted: EditedLexicon, request: Request) -> Response:
+        """Write the file, if the server can use it and nobody else has changed it. Calls that begin now use it."""
         need_supervisor(request)
         if not self._has(name):
             _absent(name)
-        n_entries = await asyncio.to_thread(self._known().save, name, wanted.text)
+        n_entries, version = await asyncio.to_thread(self._known().save, name, wanted.text, wanted.version)
         _log.info("lexicon_saved", lexicon=name, entries=n_entries)
-        return JSONResponse({"entries": n_entries}, headers=_NO_STORE)
+        return JSONResponse({"entries": n_entries, "version": version}, headers=_NO_STORE)
 
     def _has(self, name: str) -> bool:
         return self._files is not None and name in self._files.shelf

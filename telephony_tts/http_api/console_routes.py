@@ -130,6 +130,7 @@ class Console:
             "barge_in": {"min_speech_ms": speech.barge_in.min_speech_ms, "hold_off_ms": speech.barge_in.hold_off_ms},
             "supervises": supervises,
             "can_add_voices": self._api.can_add_voices,
+            "can_denoise": self._api.can_denoise,
             "engines": [
                 {
                     "name": engine.name,

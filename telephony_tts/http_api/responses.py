@@ -66,6 +66,7 @@ STATUS = {
     "method_not_allowed": 405,
     "body_timeout": 408,
     "call_taken": 409,
+    "lexicon_changed": 409,
     "text_too_long": 413,
     "body_too_large": 413,
     "encoded_body": 415,
@@ -170,6 +171,11 @@ class HttpApi:
     def can_add_voices(self) -> bool:
         """Whether `voices` can be had."""
         return self._voices is not None
+
+    @property
+    def can_denoise(self) -> bool:
+        """Whether the noise of recordings can be reduced."""
+        return self._voices is not None and self._voices.can_denoise
 
     def is_removable(self, voice: Voice) -> bool:
         """Whether the client can remove it."""

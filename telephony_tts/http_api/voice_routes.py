@@ -1,4 +1,4 @@
-"""The routes of voices: `/v1/voices` lists, adds and removes them (docs/http-voices.md)."""
+"""The routes of voices: `/v1/voices` checks recordings, and lists, adds and removes voices (docs/http-voices.md)."""
 
 from __future__ import annotations
 
@@ -27,30 +27,37 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 _MAX_FIELDS = 8
 _CONSENT = ("consent_by", "consent_on", "consent_for")
 _MAX_CONSENT_CHARS = 500
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name", "audio"],
-                    "properties": {
-                        "name": {"type": "string", "description": "letters, digits, '-', '_' and '.', up to 64"},
-                        "audio": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "3 to 30 s of speech: WAV, FLAC, OGG or MP3",
-                        },
-                        "text": {"type": "string", "description": "exactly the words of the recording"},
-                        "replace": {"type": "boolean", "description": "replace a voice of this name"},
-                        "consent_by": {"type": "string", "description": "whose voice it is; a named key must say it"},
-                        "consent_on": {"type": "string", "description": "the day of that person's consent: 2026-01-31"},
-                        "consent_for": {"type": "string", "description": "what that person has consented to"},
-                    },
-                }
-            }
-        },
+
+
+def _form_of(required: list[str], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """A form in the description of the API."""
+    schema = {"type": "object", "required": required, "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+_AUDIO = {"type": "string", "format": "binary", "description": "3 to 30 s of speech: WAV, FLAC, OGG or MP3"}
+_FORM = _form_of(
+    ["name", "audio"],
+    {
+        "name": {"type": "string", "description": "letters, digits, '-', '_' and '.', up to 64"},
+        "audio": _AUDIO,
+        "text": {"type": "string", "description": "exactly the words of the recording"},
+        "replace": {"type": "boolean", "description": "replace a voice of this name"},
+        "denoise": {"type": "boolean", "description": "reduce the noise of the recording first"},
+        "consent_by": {"type": "string", "description": "whose voice it is; a named key must say it"},
+        "consent_on": {"type": "string", "description": "the day of that person's consent: 2026-01-31"},
+        "consent_for": {"type": "string", "description": "what that person has consented to"},
+    },
+)
+_CHECK_FORM = _form_of(
+    ["audio"],
+    {"audio": _AUDIO, "denoise": {"type": "boolean", "description": "also check a version with less noise"}},
+)
+_DENOISE_FORM = _form_of(["audio"], {"audio": _AUDIO})
+_WAV: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The recording with less noise.",
+        "content": {"audio/wav": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
 
@@ -63,6 +70,7 @@ class VoiceForm:
     audio: bytes
     text: str
     replace: bool
+    denoise: bool
     consent: Mapping[str, str]
 
 
@@ -92,20 +100,26 @@ def voice_routes(api: HttpApi) -> APIRouter:
     async def add_voice(request: Request) -> Response:
         """Make a voice from a recording. With `Accept: text/event-stream` each step is an event."""
         voices, key = api.voices, api.key
-        form = await _form(request)
+        form = await _voice_form(request)
         record = _record(form, key)
         api.check_owner(form.name)
         # What is not there now, and belongs to another key by the time that this voice is made, must not be replaced.
         replace = form.replace and (not key.name or api.is_stored(form.name))
         steps: asyncio.Queue[str | None] = asyncio.Queue()
         adding = asyncio.ensure_future(
-            voices.add(form.name, form.audio, form.text, replace=replace, tell=steps.put_nowait, record=record)
-        )
+            voices.add(
+                form.name, form.audio, form.text, replace=replace, denoise=form.denoise, tell=steps.put_nowait,
+                record=record,
+            )
+        )  # fmt: skip
         adding.add_done_callback(lambda _: steps.put_nowait(None))
 
         def finished() -> NewVoice:
             made = adding.result()
-            _log.info("voice_added", voice=form.name, replace=form.replace, kept_s=made.kept_s, key=key.name or None)
+            _log.info(
+                "voice_added", voice=form.name, replace=form.replace, denoise=form.denoise, kept_s=made.kept_s,
+                key=key.name or None,
+            )  # fmt: skip
             return made
 
         try:
@@ -129,6 +143,22 @@ def voice_routes(api: HttpApi) -> APIRouter:
                 yield _event("error", {"code": error.code, "message": error.message})
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    @router.post("/v1/voices/check", openapi_extra=_CHECK_FORM)
+    async def check_recording(request: Request) -> Response:
+        """What is found in a recording before a voice is made of it, and in a version with less noise."""
+        voices = api.voices
+        audio, texts = await _form(request)
+        found = await voices.check(audio, denoise=_flag(texts, "denoise"))
+        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+
+    @router.post("/v1/voices/denoise", response_class=Response, responses=_WAV, openapi_extra=_DENOISE_FORM)
+    async def reduce_noise(request: Request) -> Response:
+        """The recording with less noise, as a WAV file: what a voice is made of with `denoise`."""
+        voices = api.voices
+        audio, _ = await _form(request)
+        wav = await voices.denoised(audio)
+        return Response(wav, media_type="audio/wav", headers={"Cache-Control": "no-store"})
 
     @router.delete("/v1/voices/{name}", status_code=204)
     async def remove_voice(name: str) -> Response:
@@ -159,28 +189,40 @@ def _record(form: VoiceForm, key: Key) -> dict[str, str]:
     return {**record, "owner": key.name} if key.name else record
 
 
-async def _form(request: Request) -> VoiceForm:
+async def _voice_form(request: Request) -> VoiceForm:
     """Raises BadRequest."""
+    audio, texts = await _form(request)
+    name = texts.get("name", "")
+    if not name:
+        raise BadRequest("name: missing; send the name of the voice")
+    consent = {field: texts.get(field, "").strip() for field in _CONSENT}
+    flags = _flag(texts, "replace"), _flag(texts, "denoise")
+    return VoiceForm(name, audio, texts.get("text", ""), *flags, consent)
+
+
+async def _form(request: Request) -> tuple[bytes, Mapping[str, str]]:
+    """The file `audio` of the request's form, and the other fields. Raises BadRequest."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise BadRequest("send multipart/form-data with the fields name, audio and text")
+        raise BadRequest("send multipart/form-data with the recording as the file audio")
     try:
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             audio = form.get("audio")
             if not isinstance(audio, UploadFile):
                 raise BadRequest("audio: missing; send the recording as a file")
             texts = {key: value for key, value in form.items() if isinstance(value, str)}
-            name = texts.get("name", "")
-            if not name:
-                raise BadRequest("name: missing; send the name of the voice")
-            replace = texts.get("replace", "").lower()
-            if replace not in (*_TRUE, *_FALSE):
-                raise BadRequest("replace: expected true or false")
-            consent = {field: texts.get(field, "").strip() for field in _CONSENT}
-            return VoiceForm(name, await audio.read(), texts.get("text", ""), replace in _TRUE, consent)
+            return await audio.read(), texts
     except HTTPException as error:
         raise BadRequest(f"the form cannot be read: {error.detail}") from error
     except ClientDisconnect as error:
         raise BadRequest("the body of the request is not complete") from error
+
+
+def _flag(texts: Mapping[str, str], name: str) -> bool:
+    """Raises BadRequest."""
+    given = texts.get(name, "").lower()
+    if given not in (*_TRUE, *_FALSE):
+        raise BadRequest(f"{name}: expected true or false")
+    return given in _TRUE
 
 
 def _wants_events(request: Request) -> bool:

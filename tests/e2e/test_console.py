@@ -495,21 +495,49 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
             listed = (await ask(rig.port, "GET", "/console/api/lexicons", **BOT)).json()
             assert listed == {"lexicons": [{"name": "brands", "entries": 1}]}
             kept = await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOT)
-            assert kept.json() == {"text": "SQL: sequel\n"}
+            version = kept.json().pop("version")
+            assert kept.json() == {"text": "SQL: sequel\n", "version": version}
             wanted = "SQL: sequel\nnginx: engine x\n"
             tested = (await send("POST", "check", {"text": wanted, "sentence": "Ask nginx about SQL."}, **BOT)).json()
             assert tested["spoken"] == ["Ask engine x about sequel."] and tested["problems"] == []
             assert tested["changes"] == ["nginx -> engine x", "SQL -> sequel"]
             wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: ["}, **BOT)).json()
             assert wrong["problems"] and "line" in wrong["problems"][-1]
-            assert (await send("PUT", "brands", {"text": wanted}, **BOT)).status == 403
+            assert (await send("PUT", "brands", {"text": wanted, "version": version}, **BOT)).status == 403
             assert file.read_text() == "SQL: sequel\n"
-            bad = await send("PUT", "brands", {"text": "SQL: sequel\nSQL: x\n"}, **BOSS)
+            bad = await send("PUT", "brands", {"text": "SQL: sequel\nSQL: x\n", "version": version}, **BOSS)
             assert bad.status == 400 and "given before" in bad.json()["error"]["message"]
             assert file.read_text() == "SQL: sequel\n" and files.shelf["brands"].n_entries == 1
-            assert (await send("PUT", "brands", {"text": wanted}, **BOSS)).json() == {"entries": 2}
+            saved = (await send("PUT", "brands", {"text": wanted, "version": version}, **BOSS)).json()
+            assert saved["entries"] == 2 and saved["version"] != version
             assert file.read_text() == wanted and files.shelf["brands"].n_entries == 2
-            assert (await send("PUT", "other", {"text": wanted}, **BOSS)).status == 404
+            assert (await send("PUT", "other", {"text": wanted, "version": version}, **BOSS)).status == 404
             assert os.listdir(tmp_path) == ["brands.yaml"]
+
+    run(main)
+
+
+def test_the_second_of_two_editors_overwrites_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "brands.yaml"
+        file.write_bytes(b"\xef\xbb\xbfSQL: sequel\r\n")
+        files = LexiconFiles({"brands": str(file)})
+        async with with_tools(ConsoleTools(lexicons=files), **TOKENS) as rig:
+            async def put(text: str, **version: str) -> Any:
+                body = json.dumps({"text": text, **version}).encode()
+                return await ask(rig.port, "PUT", "/console/api/lexicons/brands", body,
+                                 Content_Type="application/json", **BOSS)  # fmt: skip
+
+            read = (await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOSS)).json()
+            first = await put("SQL: sequel\r\nnginx: engine x\r\n", version=read["version"])
+            assert first.status == 200
+            second = await put("SQL: squeal\n", version=read["version"])
+            assert (second.status, second.code) == (409, "lexicon_changed")
+            assert file.read_text() == "SQL: sequel\nnginx: engine x\n" and files.shelf["brands"].n_entries == 2
+            assert (await put("SQL: squeal\n")).status == 400, "it does not say what it has read"
+            assert (await put("SQL: squeal\n", version=first.json()["version"])).status == 200
+            file.write_text("SQL: ess queue ell\n")  # by another program
+            assert (await put("SQL: sequel\n", version=read["version"])).code == "lexicon_changed"
+            assert file.read_text() == "SQL: ess queue ell\n" and os.listdir(tmp_path) == ["brands.yaml"]
 
     run(main)

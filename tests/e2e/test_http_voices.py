@@ -308,6 +308,56 @@ def test_bad_recordings_and_forms_leave_nothing(model_dir: Path, tmp_path: Path)
     run(main, within_s=WITHIN_S)
 
 
+def with_noise(seconds: float = 4.0) -> np.ndarray:
+    """`speech` with a pause of half a second before it, and a hiss."""
+    wave = np.concatenate((np.zeros((12_000, 1), np.float32), speech(seconds)))
+    return wave + 0.005 * np.random.default_rng(1).standard_normal(wave.shape).astype(np.float32)
+
+
+def test_a_recording_is_checked_and_denoised_before_a_voice_is_made_of_it(model_dir: Path, tmp_path: Path) -> None:
+    async def post(rig: Rig, path: str, audio: bytes | None, /, **fields: str) -> Answer:
+        kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+        return await ask(rig, "POST", f"/v1/voices/{path}", form(audio, **fields), Content_Type=kind)
+
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path, with_engine=False) as place:
+            rig, noisy = place.rig, encoded(with_noise())
+            plain = (await post(rig, "check", noisy)).json()
+            assert set(plain) == {"recording"} and plain["recording"]["length_s"] == pytest.approx(4.5)
+            both = (await post(rig, "check", noisy, denoise="true")).json()
+            assert both["recording"] == plain["recording"]
+            assert both["denoised"]["noise_dbfs"] < both["recording"]["noise_dbfs"]
+            wav = await post(rig, "denoise", noisy)
+            assert (wav.status, wav.headers["content-type"]) == (200, "audio/wav")
+            quieter, rate_hz = soundfile.read(io.BytesIO(wav.body), dtype="float32")
+            assert rate_hz == 24_000 and len(quieter) == len(with_noise())
+            assert np.std(quieter[2_400:9_600]) < 0.5 * np.std(with_noise()[2_400:9_600])
+
+            short = (await post(rig, "check", BAD["1 s"][0])).json()["recording"]["findings"]
+            assert [(each["code"], each["is_problem"]) for each in short] == [("too_short", True)]
+            for what in ("61 s", "5 channels", "a PNG", "a FLAC bomb", "half a WAV", "nothing"):
+                for path in ("check", "denoise"):
+                    answer = await post(rig, path, BAD[what][0])
+                    assert answer.error == (400, "bad_audio"), (what, answer.body)
+            assert (await post(rig, "denoise", BAD["silence"][0])).error == (400, "bad_audio")
+            assert (await post(rig, "check", None, audio="x")).error == (400, "bad_request")
+            assert (await post(rig, "check", noisy, denoise="maybe")).error == (400, "bad_request")
+            assert (await ask(rig, "POST", "/v1/voices/check", b"{}", Content_Type="application/json")).status == 400
+            assert (await ask(rig, "GET", "/v1/voices/check")).status == 405
+            assert place.files() == []
+
+            made = await add(rig, noisy, name="quieter", denoise="true")
+            assert made.status == 201 and made.json()["denoised_by"].startswith("afftdn of FFmpeg"), made.body
+            assert float(made.json()["denoised_db"]) > 5
+            assert "denoised_by" not in (await add(rig, noisy, name="plain")).json()
+            assert (await add(rig, noisy, name="other", denoise="maybe")).error == (400, "bad_request")
+            # The client cannot say that it was denoised.
+            said = await add(rig, noisy, name="said", denoised_by="me", denoised_db="99")
+            assert "denoised_by" not in said.json()
+
+    run(main, within_s=WITHIN_S)
+
+
 def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_path: Path) -> None:
     """At most `n_prompts` are on disk; the one not used for longest goes."""
 
@@ -441,6 +491,10 @@ def test_without_cosyvoice2_voices_are_listed_and_cannot_be_added() -> None:
             rig = Rig(server, catalog.engines[0])
             assert len((await ask(rig, "GET", "/v1/voices")).json()["voices"]) == len(catalog.voices)
             assert (await add(rig, GOOD, name="anna")).error == (501, "engine_unavailable")
+            kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+            for path in ("check", "denoise"):
+                answer = await ask(rig, "POST", f"/v1/voices/{path}", form(GOOD), Content_Type=kind)
+                assert answer.error == (501, "engine_unavailable")
             assert (await ask(rig, "DELETE", "/v1/voices/anna")).error == (501, "engine_unavailable")
         await catalog.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.util
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,21 @@ class VoiceService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._n_waiting = 0
 
+    @property
+    def can_denoise(self) -> bool:
+        """Whether the package that reduces noise is installed."""
+        return importlib.util.find_spec("av") is not None
+
+    async def check(self, audio: bytes, *, denoise: bool = False) -> Mapping[str, Any]:
+        """What is found in the content of an audio file: see `enrolment.check_recording`. Raises what `add` raises."""
+        self._check_room()
+        return await self._to_end(self._maker.check(audio, denoise))
+
+    async def denoised(self, audio: bytes) -> bytes:
+        """A recording with less noise, as a WAV file. Raises what `add` raises."""
+        self._check_room()
+        return await self._to_end(self._maker.reduce_noise(audio))
+
     def is_removable(self, voice: Voice) -> bool:
         """Whether `remove` can remove it: it is in the folder, not in the model."""
         return voice.engine == "cosyvoice2" and self._folder.has(voice.name)
@@ -106,12 +122,14 @@ class VoiceService:
         text: str,
         *,
         replace: bool = False,
+        denoise: bool = False,
         tell: Callable[[str], None] = lambda step: None,
         record: Mapping[str, str] = MappingProxyType({}),
     ) -> AddedVoice:
         """Make a voice from the content of an audio file, whose words are `text`, or "" if they are unknown.
 
-        `record`: whose voice it is, and the consent to it (`voice_records.FIELDS`).
+        `denoise` reduces the noise of the recording first. `record`: whose voice it is, and the consent to it
+        (`voice_records.FIELDS`).
         `tell` is called with each step, first with `QUEUED` when nothing is wrong that is known at once. Raises
         ConfigError for a name that is invalid (`bad_request`) or taken (`voice_exists`), AudioError for a recording
         that cannot become a voice, Busy, EngineUnavailable for a model that cannot do it, and EngineError.
@@ -125,7 +143,7 @@ class VoiceService:
         transcript = self._words(text)
         job = MakeVoice(
             name, audio, transcript, self._model_dir, self._folder.directory, replace, self._made_by,
-            record=dict(record),
+            record=dict(record), denoise=denoise,
         )  # fmt: skip
 
         async def make() -> AddedVoice:

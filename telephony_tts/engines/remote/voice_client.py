@@ -19,7 +19,17 @@ from telephony_tts.engines.api import Voice
 from telephony_tts.engines.remote.client import RemoteEngine
 from telephony_tts.engines.remote.connection import EngineConnection
 from telephony_tts.engines.remote.messages import SERVICE, BadMessage
-from telephony_tts.engines.remote.voice_messages import ADD, REMOVE, STORE, packed, pieces, raise_refusal, unpacked
+from telephony_tts.engines.remote.voice_messages import (
+    ADD,
+    CHECK,
+    DENOISE,
+    REMOVE,
+    STORE,
+    packed,
+    pieces,
+    raise_refusal,
+    unpacked,
+)
 from telephony_tts.errors import EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
 ASK_S = 300.0
@@ -45,6 +55,21 @@ class RemoteVoices:
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
+    @property
+    def can_denoise(self) -> bool:
+        """Not known here: an engine server without the package says so when it is asked."""
+        return True
+
+    async def check(self, audio: bytes, *, denoise: bool = False) -> Mapping[str, Any]:
+        """Raises TelephonyTTSError."""
+        told, _ = await _ask(self._ready()[0], CHECK, {"denoise": denoise}, audio)
+        return told
+
+    async def denoised(self, audio: bytes) -> bytes:
+        """Raises TelephonyTTSError."""
+        _, wav = await _ask(self._ready()[0], DENOISE, {}, audio)
+        return wav
+
     def is_removable(self, voice: Voice) -> bool:
         """Whether a replica has it in its folder."""
         return voice.engine == self._engine.name and any(
@@ -58,6 +83,7 @@ class RemoteVoices:
         text: str,
         *,
         replace: bool = False,
+        denoise: bool = False,
         tell: Callable[[str], None] = lambda step: None,
         record: Mapping[str, str] = MappingProxyType({}),
     ) -> AddedRemoteVoice:
@@ -69,7 +95,7 @@ class RemoteVoices:
                 "whose the voices of its engine servers are. Add it with a token that has no name"
             )
         maker, *others = self._ready()
-        fields = {"name": name, "text": text, "replace": replace, "record": dict(record)}
+        fields = {"name": name, "text": text, "replace": replace, "denoise": denoise, "record": dict(record)}
         told, file = await _ask(maker, ADD, fields, audio)
         failures = await _ask_all(others, STORE, name, file)
         warnings = [str(warning) for warning in told.get("warnings", ())]

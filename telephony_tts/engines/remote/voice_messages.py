@@ -9,11 +9,14 @@ in pieces of at most `PIECE_BYTES`, each of which is a gRPC message.
 
 | method | request | file | answer | file |
 |---|---|---|---|---|
-| AddVoice | `name`, `text`, `replace` | a recording | `kept_s`, `source_s`, `description`, `warnings` | its voice |
+| AddVoice | `name`, `text`, and maybe `replace`, `denoise`, `record` | a recording | see below | its voice |
 | StoreVoice | `name` | a voice that another replica made | – | – |
 | RemoveVoice | `name` | – | – | – |
+| CheckRecording | `denoise` | a recording | what was found (docs/http-voices.md) | – |
+| ReduceNoise | – | a recording | – | a WAV file |
 
-An answer with `error` (`code`, `message`, `retryable`, `retry_after_ms`) says why it was not done.
+The answer to AddVoice has `kept_s`, `source_s`, `description`, `warnings`. An answer with `error` (`code`, `message`,
+`retryable`, `retry_after_ms`) says why it was not done.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from telephony_tts.engines.remote.messages import BadMessage
 from telephony_tts.errors import EngineError, TelephonyTTSError
 
 ADD, STORE, REMOVE = "AddVoice", "StoreVoice", "RemoveVoice"
+CHECK, DENOISE = "CheckRecording", "ReduceNoise"
 PIECE_BYTES = 1_000_000
 MAX_BYTES = 64_000_000
 """Of a request or an answer: a recording of 30 s has a few million."""

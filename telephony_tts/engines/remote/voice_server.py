@@ -13,6 +13,8 @@ from telephony_tts.engines.api import Voice
 from telephony_tts.engines.remote.messages import BadMessage
 from telephony_tts.engines.remote.voice_messages import (
     ADD,
+    CHECK,
+    DENOISE,
     MAX_BYTES,
     REMOVE,
     STORE,
@@ -48,8 +50,15 @@ class VoiceKeeper(Protocol):
 
     def is_removable(self, voice: Voice) -> bool: ...
     async def add(
-        self, name: str, audio: bytes, text: str, *, replace: bool = False, record: Mapping[str, str] = ...
+        self, name: str, audio: bytes, text: str, *, replace: bool = False, denoise: bool = False,
+        record: Mapping[str, str] = ...,
     ) -> MadeVoice: ...
+    async def check(self, audio: bytes, *, denoise: bool = False) -> Mapping[str, Any]:
+        """What is found in a recording, as values of JSON."""
+
+    async def denoised(self, audio: bytes) -> bytes:
+        """A recording with less noise, a WAV file."""
+
     async def stored(self, name: str) -> bytes:
         """The file of a voice."""
 
@@ -68,8 +77,8 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
         given = fields.get("record", {})
         if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
             raise BadMessage("record: expected texts by name")
-        replace = fields.get("replace") is True
-        made = await keeper.add(name, file, text_of(fields, "text"), replace=replace, record=given)
+        replace, denoise = fields.get("replace") is True, fields.get("denoise") is True
+        made = await keeper.add(name, file, text_of(fields, "text"), replace=replace, denoise=denoise, record=given)
         told = {"kept_s": made.kept_s, "source_s": made.source_s, "warnings": list(made.warnings)}
         _log.info("voice_added", voice=name, kept_s=made.kept_s)
         return packed({**told, "description": made.voice.description}, await keeper.stored(name))
@@ -86,6 +95,12 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
         _log.info("voice_removed", voice=name)
         return packed({})
 
+    async def check_recording(fields: Mapping[str, Any], file: bytes) -> bytes:
+        return packed(dict(await needed().check(file, denoise=fields.get("denoise") is True)))
+
+    async def reduce_noise(_: Mapping[str, Any], file: bytes) -> bytes:
+        return packed({}, await needed().denoised(file))
+
     def needed() -> VoiceKeeper:
         if voices is None:
             raise EngineUnavailable("the engine server makes no voices: only CosyVoice2 can")
@@ -93,7 +108,9 @@ def voice_handlers(voices: VoiceKeeper | None, check: Check) -> dict[str, grpc.R
 
     return {
         name: grpc.stream_stream_rpc_method_handler(_handler(name, work, check))
-        for name, work in ((ADD, add), (STORE, store), (REMOVE, remove))
+        for name, work in (
+            (ADD, add), (STORE, store), (REMOVE, remove), (CHECK, check_recording), (DENOISE, reduce_noise),
+        )
     }
 
 

@@ -56,6 +56,7 @@ class Keeper:
         self.folder = VoiceFolder(folder)
         self.n_made = 0
         self.record = NO_RECORD
+        self.denoised_names: list[str] = []
         self.is_full = False
         self.engine = FakeEngine()
 
@@ -70,7 +71,8 @@ class Keeper:
         return self.folder.has(voice.name)
 
     async def add(
-        self, name: str, audio: bytes, text: str, *, replace: bool = False, record: Mapping[str, str] = NO_RECORD
+        self, name: str, audio: bytes, text: str, *, replace: bool = False, denoise: bool = False,
+        record: Mapping[str, str] = NO_RECORD,
     ) -> Made:
         if audio == b"noise":
             raise AudioError("this is noise")
@@ -80,9 +82,18 @@ class Keeper:
             raise ConfigError(f"there is a voice {name}", code="voice_exists")
         self.n_made += 1
         self.record = record
+        self.denoised_names += [name] if denoise else []
         self.folder.put(name, text.encode() + audio)
         self.read()
         return Made(Voice(name, "fake", ("en",), 24_000, description="made here"))
+
+    async def check(self, audio: bytes, *, denoise: bool = False) -> Mapping[str, Any]:
+        if audio == b"noise":
+            raise AudioError("this is noise")
+        return {"recording": {"length_s": len(audio)}, "denoise": denoise}
+
+    async def denoised(self, audio: bytes) -> bytes:
+        return audio[::-1]
 
     async def stored(self, name: str) -> bytes:
         return self.folder.path(name).read_bytes()
@@ -147,6 +158,25 @@ def test_consent_is_stored_by_the_replica_that_makes_the_voice(tmp_path: Path) -
             assert keeper.record == CONSENT
 
     run(work)
+
+
+@pytest.mark.slow
+def test_a_recording_is_checked_and_denoised_by_a_replica(tmp_path: Path) -> None:
+    async def main() -> None:
+        (keeper,) = keepers(tmp_path, 1)
+        async with fleet(keeper) as (_, voices):
+            for denoise in (False, True):
+                told = await voices.check(RECORDING, denoise=denoise)
+                assert told == {"recording": {"length_s": len(RECORDING)}, "denoise": denoise}
+            assert await voices.denoised(RECORDING) == RECORDING[::-1]
+            with pytest.raises(TelephonyTTSError, match="this is noise") as refused:
+                await voices.check(b"noise")
+            assert refused.value.code == AudioError.code
+            await voices.add("anna", RECORDING, "Hi.", denoise=True)
+            await voices.add("bert", RECORDING, "Hi.")
+            assert keeper.denoised_names == ["anna"]
+
+    run(main)
 
 
 @pytest.mark.slow

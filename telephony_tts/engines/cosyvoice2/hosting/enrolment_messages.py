@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from telephony_tts.errors import TelephonyTTSError
 
@@ -14,7 +15,7 @@ class MakeVoice:
     """Make a voice from the content of an audio file and store it in `directory`.
 
     `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none. `record`
-    becomes part of the voice's provenance: see `voice_records`.
+    becomes part of the voice's provenance: see `voice_records`. `denoise`: reduce the noise of the recording first.
     """
 
     name: str
@@ -26,6 +27,22 @@ class MakeVoice:
     made_by: str = ""
     makes_room: tuple[Path, ...] = ()
     record: Mapping[str, str] = field(default_factory=dict)
+    denoise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRecording:
+    """Say what is found in a recording: see `enrolment.check_recording`."""
+
+    audio: bytes
+    denoise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceNoise:
+    """Make a version of a recording with less noise: see `enrolment.denoised_wav`."""
+
+    audio: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +63,25 @@ class VoiceMade:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingChecked:
+    """What was found, as values of JSON."""
+
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseReduced:
+    """The version with less noise, a WAV file."""
+
+    wav: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class VoiceRefused:
-    """There is no voice, and nothing is left of it."""
+    """It was not done. There is no voice, and nothing is left of it."""
 
     error: TelephonyTTSError
+
+
+Job = MakeVoice | CheckRecording | ReduceNoise
+Done = VoiceMade | RecordingChecked | NoiseReduced

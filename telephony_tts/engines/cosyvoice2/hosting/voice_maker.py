@@ -1,4 +1,4 @@
-"""Makes voices in a process of its own, one at a time.
+"""Checks recordings and makes voices from them in a process of its own, one at a time.
 
 The server's process must not do it: PyTorch and the networks take seconds to load, and hold the interpreter's lock
 meanwhile. A recording that crashes a decoder, or takes too long, ends that process only. It starts with the first
@@ -12,12 +12,19 @@ import os
 import pickle
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import (
+    CheckRecording,
+    Done,
+    Job,
     MakeVoice,
     MakingStep,
+    NoiseReduced,
+    RecordingChecked,
+    ReduceNoise,
     VoiceMade,
     VoiceRefused,
 )
@@ -60,6 +67,23 @@ class VoiceMaker:
         Raises AudioError, ConfigError or EngineUnavailable as `enrolment.enrol` does, and EngineError if the process
         fails. Nothing of the voice is left then, also if this is cancelled.
         """
+        made = await self._run(job, tell)
+        assert isinstance(made, VoiceMade)
+        return made
+
+    async def check(self, audio: bytes, denoise: bool) -> Mapping[str, Any]:
+        """What is found in a recording: see `enrolment.check_recording`. Raises as `make` does."""
+        done = await self._run(CheckRecording(audio, denoise))
+        assert isinstance(done, RecordingChecked)
+        return done.told
+
+    async def reduce_noise(self, audio: bytes) -> bytes:
+        """A recording with less noise: see `enrolment.denoised_wav`. Raises as `make` does."""
+        done = await self._run(ReduceNoise(audio))
+        assert isinstance(done, NoiseReduced)
+        return done.wav
+
+    async def _run(self, job: Job, tell: Callable[[str], None] = lambda step: None) -> Done:
         async with self._one_at_a_time:
             if self._is_closed:
                 raise EngineError("the server is stopping")
@@ -70,7 +94,8 @@ class VoiceMaker:
                     answer = await self._answer(job, tell)
             except TimeoutError:
                 await self._kill(job)
-                raise EngineError(f"the voice was not made within {self._make_s:g} s") from None
+                what = "the voice was not made" if isinstance(job, MakeVoice) else "the recording was not checked"
+                raise EngineError(f"{what} within {self._make_s:g} s") from None
             except (OSError, EOFError) as error:
                 how = await self._kill(job)
                 raise EngineError(f"the process that makes voices ended ({how})") from error
@@ -91,7 +116,7 @@ class VoiceMaker:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    async def _answer(self, job: MakeVoice, tell: Callable[[str], None]) -> VoiceMade | VoiceRefused:
+    async def _answer(self, job: Job, tell: Callable[[str], None]) -> Done | VoiceRefused:
         process = self._process
         if process is None or process.returncode is not None:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -103,12 +128,12 @@ class VoiceMaker:
         await process.stdin.drain()
         while True:
             (n,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-            message: MakingStep | VoiceMade | VoiceRefused = pickle.loads(await process.stdout.readexactly(n))
+            message: MakingStep | Done | VoiceRefused = pickle.loads(await process.stdout.readexactly(n))
             if not isinstance(message, MakingStep):
                 return message
             tell(message.step)
 
-    async def _kill(self, job: MakeVoice) -> str:
+    async def _kill(self, job: Job) -> str:
         """End the process at once, and remove what it has not finished. Returns how it ended."""
         process, self._process = self._process, None
         if process is None:
@@ -116,7 +141,8 @@ class VoiceMaker:
         with suppress(ProcessLookupError):
             process.kill()
         code = await asyncio.shield(process.wait())
-        partial_path(voice_path(job.directory, job.name), process.pid).unlink(missing_ok=True)
+        if isinstance(job, MakeVoice):
+            partial_path(voice_path(job.directory, job.name), process.pid).unlink(missing_ok=True)
         return f"status {code}"
 
     def _end_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""The program of the process that makes voices from recordings. Its parent is `voice_maker`.
+"""The program of the process that checks recordings and makes voices from them. Its parent is `voice_maker`.
 
 It reads jobs from its standard input and writes what becomes of them to its standard output. It ends with its input.
 """
@@ -12,8 +12,14 @@ import sys
 from typing import BinaryIO
 
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import (
+    CheckRecording,
+    Done,
+    Job,
     MakeVoice,
     MakingStep,
+    NoiseReduced,
+    RecordingChecked,
+    ReduceNoise,
     VoiceMade,
     VoiceRefused,
 )
@@ -34,10 +40,10 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as out, os.fdopen(os.dup(0), "rb") as jobs:
         os.dup2(2, 1)
         while (job := _next(jobs)) is not None:
-            _write(out, _made(job, out))
+            _write(out, _done(job, out))
 
 
-def _next(jobs: BinaryIO) -> MakeVoice | None:
+def _next(jobs: BinaryIO) -> Job | None:
     header = jobs.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -45,7 +51,7 @@ def _next(jobs: BinaryIO) -> MakeVoice | None:
     data = jobs.read(n)
     if len(data) < n:
         return None
-    job: MakeVoice = pickle.loads(data)
+    job: Job = pickle.loads(data)
     return job
 
 
@@ -57,7 +63,23 @@ def _write(out: BinaryIO, message: object) -> None:
         sys.exit(0)  # the parent is gone
 
 
-def _made(job: MakeVoice, out: BinaryIO) -> VoiceMade | VoiceRefused:
+def _done(job: Job, out: BinaryIO) -> Done | VoiceRefused:
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import check_recording, denoised_wav
+
+    try:
+        if isinstance(job, CheckRecording):
+            return RecordingChecked(check_recording(job.audio, denoise=job.denoise, max_read_s=MAX_READ_S))
+        if isinstance(job, ReduceNoise):
+            return NoiseReduced(denoised_wav(job.audio, MAX_READ_S))
+        return _made(job, out)
+    except TelephonyTTSError as error:
+        return VoiceRefused(error)
+    except Exception as error:  # other exceptions may be impossible to pickle
+        what = "the voice could not be made" if isinstance(job, MakeVoice) else "the recording could not be read"
+        return VoiceRefused(EngineError(f"{what}: {error}"))
+
+
+def _made(job: MakeVoice, out: BinaryIO) -> VoiceMade:
     from telephony_tts.engines.cosyvoice2.voices.enrolment import STORING, enrol
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
@@ -67,14 +89,9 @@ def _made(job: MakeVoice, out: BinaryIO) -> VoiceMade | VoiceRefused:
                 path.unlink(missing_ok=True)
         _write(out, MakingStep(step))
 
-    try:
-        made = enrol(
-            job.name, job.audio, job.transcript, job.model_dir, VoiceStore(job.directory), replace=job.replace,
-            made_by=job.made_by, max_read_s=MAX_READ_S, tell=tell, record=job.record,
-        )  # fmt: skip
-    except TelephonyTTSError as error:
-        return VoiceRefused(error)
-    except Exception as error:  # other exceptions may be impossible to pickle
-        return VoiceRefused(EngineError(f"the voice could not be made: {error}"))
+    made = enrol(
+        job.name, job.audio, job.transcript, job.model_dir, VoiceStore(job.directory), replace=job.replace,
+        denoise=job.denoise, made_by=job.made_by, max_read_s=MAX_READ_S, tell=tell, record=job.record,
+    )  # fmt: skip
     about = made.features.provenance
     return VoiceMade(made.features.description, float(about["kept_s"]), float(about["source_s"]), made.warnings)

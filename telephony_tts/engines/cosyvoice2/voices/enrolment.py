@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -25,34 +26,27 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     TOKENS_ONNX,
     is_first_generation,
 )
+from telephony_tts.engines.cosyvoice2.voices.noise_reduction import DENOISED, reduced
+from telephony_tts.engines.cosyvoice2.voices.recording_check import checked, recording_warnings
 from telephony_tts.engines.cosyvoice2.voices.voice import (
     MAX_READ_S,
     SPEAKER_INPUTS,
     TOKENS_INPUTS,
     PromptFeatures,
-    Recording,
     VoiceSizes,
     extract,
-    frame_levels_db,
     misfits,
     open_graph,
     prepared,
     read_recording,
     transcript_problems,
+    wav_of,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info, unreadable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
 CHECKING, EXTRACTING, STORING = STEPS = ("checking", "extracting", "storing")
 """Of the making of a voice: the recording is read and checked, its features are computed, and they are stored."""
-GOOD_S = 5.0
-"""A shorter recording works, but holds only a few of the sounds of a language."""
-MIN_CONTRAST_DB = 20.0
-"""Between the loud moments and the pauses of a good recording."""
-PAUSE_SHARE = 0.1
-TELEPHONE_HZ = 4_200.0
-MIN_ABOVE_TELEPHONE = 1e-5
-"""Share of the energy above the telephone band. A recording from a telephone line has almost none there."""
 MIN_LETTERS_A_SECOND, MAX_LETTERS_A_SECOND = 4.0, 30.0
 """People read 12 to 18 letters a second and never 30. Below 4, most of the speech is not in the transcript."""
 _LETTERS = (
@@ -95,6 +89,7 @@ def enrol(
     *,
     replace: bool = False,
     trim: bool = False,
+    denoise: bool = False,
     made_by: str = "",
     max_read_s: float = MAX_READ_S,
     tell: Callable[[str], None] = lambda step: None,
@@ -105,7 +100,9 @@ def enrol(
 
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
     unknown which words the beginning holds, and words that are not in the audio leak into later speech. A recording of
-    more than `max_read_s` is not decoded. `tell` is called with each of `STEPS` when it begins.
+    more than `max_read_s` is not decoded. `denoise` reduces the noise first, and the voice's provenance says so. A
+    recording that cannot become a voice as it is cannot become one with less noise. `tell` is called with each of
+    `STEPS` when it begins.
     `record`: whose voice it is, and the consent to it (`voice_records.FIELDS`).
     Raises ConfigError for an invalid or existing name, a transcript that is too long, and a folder that cannot be
     written to. Raises AudioError for a recording that cannot become a voice, and EngineUnavailable for an incomplete
@@ -137,7 +134,10 @@ def enrol(
             )
     sizes = ModelSizes(model_dir)
     tell(CHECKING)
-    kept = prepared(read_recording(recording, max_read_s), trim)
+    source = read_recording(recording, max_read_s)
+    kept = prepared(source, trim)
+    if denoise:
+        kept = prepared(reduced(source), trim)
     tell(EXTRACTING)
     origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
     if made_by:
@@ -151,11 +151,32 @@ def enrol(
         provenance=origin,
     )
     check_fit(name, features, sizes)
-    warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
+    warnings = [*(each.message for each in recording_warnings(kept)), *transcript_warnings(transcript, kept.seconds)]
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
         warnings.append(f"it replaces the voice {name} of the model's own {SPEAKERS_FILE}")
     tell(STORING)
     return EnrolledVoice(store.save(name, features, replace), features, tuple(warnings))
+
+
+def check_recording(content: Path | bytes, *, denoise: bool = False, max_read_s: float = MAX_READ_S) -> dict[str, Any]:
+    """What is found in a recording, a path or the content of a file, before a voice is made of it.
+
+    The values are those of JSON: `recording` has the fields of `RecordingCheck`. With `denoise` there is `denoised` for
+    the version with less noise, and by what and by how much the noise was reduced.
+    Raises AudioError for a file that cannot be read or whose noise cannot be reduced, and EngineUnavailable.
+    """
+    source = read_recording(content, max_read_s)
+    check = checked(source)
+    if not denoise:
+        return {"recording": check.told()}
+    quieter = reduced(source)
+    how = {name: quieter.provenance[name] for name in DENOISED}
+    return {"recording": check.told(), "denoised": {**checked(quieter, check.problems).told(), **how}}
+
+
+def denoised_wav(content: Path | bytes, max_read_s: float = MAX_READ_S) -> bytes:
+    """A recording with less noise, as a WAV file of one channel. Raises as `check_recording` does."""
+    return wav_of(reduced(read_recording(content, max_read_s)))
 
 
 def import_speakers(
@@ -281,25 +302,6 @@ def check_fit(name: str, features: PromptFeatures, sizes: VoiceSizes) -> None:
 
 
 # --------------------------------------------------------------------------- judgement
-
-
-def recording_warnings(recording: Recording) -> list[str]:
-    """Warnings about a recording that is accepted but may make a poor voice."""
-    found = []
-    if recording.seconds < GOOD_S:
-        found.append(f"it holds only {recording.seconds:.1f} s: {GOOD_S:.0f} to 15 s usually give a better likeness")
-    levels = frame_levels_db(recording.wave, recording.rate_hz)
-    pauses, loud = levels.quantile(PAUSE_SHARE), levels.quantile(1 - PAUSE_SHARE)
-    if float(loud - pauses) < MIN_CONTRAST_DB:
-        found.append(
-            f"its quietest tenth is only {float(loud - pauses):.0f} dB below its loudest: there is noise, an echo or "
-            "music behind the voice, and the model imitates that; record in a quiet room"
-        )
-    power = torch.fft.rfft(recording.wave).abs().square()
-    above = power[int(TELEPHONE_HZ * recording.wave.numel() / recording.rate_hz) :]
-    if float(above.sum()) < MIN_ABOVE_TELEPHONE * float(power.sum()):
-        found.append("it holds nothing above 4 kHz, like a telephone line: the voice will always sound muffled")
-    return found
 
 
 def transcript_warnings(transcript: str, seconds: float) -> list[str]:

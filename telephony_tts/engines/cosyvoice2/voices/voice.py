@@ -341,6 +341,15 @@ def _is_cut_wav(content: BinaryIO) -> bool:
     return n_bytes + _WAV_SLACK_BYTES < n_said < _UNKNOWN_WAV_BYTES
 
 
+def wav_of(recording: Recording) -> bytes:
+    """The recording as a WAV file of one channel with 16 bits."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, recording.wave.numpy(), recording.rate_hz, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
 def _check_channels(n_channels: int) -> None:
     if n_channels > MAX_CHANNELS:
         raise AudioError(f"the recording has {n_channels} channels: give one or two")
@@ -365,37 +374,63 @@ def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = 
 # ------------------------------------------------------------------------------ judge
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found in a recording. `code` is a word for programs, `message` continues "the recording ...".
+
+    A recording with a problem cannot become a voice. Any other finding is a warning.
+    """
+
+    code: str
+    message: str
+    is_problem: bool = False
+
+
 def prepared(recording: Recording, trim: bool = False) -> Recording:
     """The recording without the silence at its ends. `trim` keeps only the beginning of one that is too long.
 
     Raises AudioError that lists every problem of the recording.
     """
+    kept, problems = judged(recording, trim)
+    if problems:
+        raise AudioError("the recording cannot become a voice: " + "; ".join(each.message for each in problems))
+    return kept
+
+
+def judged(recording: Recording, trim: bool = False) -> tuple[Recording, list[Finding]]:
+    """The part of a recording that would be kept, and every problem of the recording. See `prepared`."""
     problems = []
     wave, rate_hz = recording.wave, recording.rate_hz
     is_file = "source" in recording.provenance  # else it came over the network, where there are no flags
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
-        problems.append(f"its rate is {rate_hz} Hz and should be {MIN_RATE_HZ} Hz or more (24000 is best)")
+        told = f"its rate is {rate_hz} Hz and should be {MIN_RATE_HZ} Hz or more (24000 is best)"
+        problems.append(Finding("low_rate", told, True))
     levels = frame_levels_db(wave, rate_hz)
     kept = wave
     if not levels.numel() or float(levels.max()) < MIN_DBFS:
-        problems.append("it is silent or far too quiet: record it nearer to the microphone")
+        told = "it is silent or far too quiet: record it nearer to the microphone"
+        problems.append(Finding("silent", told, True))
     else:
         kept = trimmed(wave, rate_hz, levels)
         if trim and kept.numel() > MAX_S * rate_hz:
             kept = beginning(kept, rate_hz)
     seconds = kept.numel() / rate_hz if rate_hz > 0 else 0.0
     if not MIN_S <= seconds <= MAX_S:
-        problems.append(
-            f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
-            + (" (without --text, --trim keeps its beginning)" if seconds > MAX_S and is_file else "")
-        )
-    clipped = float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
+        told = f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
+        if seconds > MAX_S and is_file:
+            told += " (without --text, --trim keeps its beginning)"
+        problems.append(Finding("too_long" if seconds > MAX_S else "too_short", told, True))
+    clipped = clipped_share(wave)
     if clipped > MAX_CLIPPED:
-        problems.append(f"{clipped:.1%} of its samples are at full scale: it is clipped, record it more quietly")
-    if problems:
-        raise AudioError("the recording cannot become a voice: " + "; ".join(problems))
+        told = f"{clipped:.1%} of its samples are at full scale: it is clipped, record it more quietly"
+        problems.append(Finding("clipped", told, True))
     provenance = {**recording.provenance, "source_s": f"{recording.seconds:.3f}", "kept_s": f"{seconds:.3f}"}
-    return Recording(kept, rate_hz, recording.n_channels, provenance)
+    return Recording(kept, rate_hz, recording.n_channels, provenance), problems
+
+
+def clipped_share(wave: Tensor) -> float:
+    """The share of the samples that are at full scale."""
+    return float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
 
 
 def frame_levels_db(wave: Tensor, rate_hz: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whose a stored voice is, and the consent to it: read from the head of its file.
+"""Whose a stored voice is, the consent to it, and whether it was denoised: read from the head of its file.
 
 It needs no PyTorch, so the server's process may use it. A voice file is in the safetensors format: the length of a head
 in JSON, the head, and the tensors. The record is part of the file, so a voice is never there without it.
@@ -15,8 +15,9 @@ from telephony_tts.clock import monotonic_ns, unix_s
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import FileStamp, VoiceFolder
 
-FIELDS = ("owner", "consent_by", "consent_on", "consent_for")
-"""The key that added the voice; whose voice it is, when that person consented, and to what."""
+FIELDS = ("owner", "consent_by", "consent_on", "consent_for", "denoised_by", "denoised_db")
+"""The key that added the voice; whose voice it is, when that person consented, and to what; and by what and by how many
+dB the noise of its recording was reduced."""
 ABOUT = "voice"
 """The only metadata entry of a voice file. It holds JSON."""
 _ENGINE = "cosyvoice2"
