@@ -8,6 +8,8 @@ import { addTexts, t } from "./texts.js";
 addTexts({
   onTheLine: ["On the line", "当前通话"],
   nCalls: ["{0} of {1} calls", "{0} / {1} 路通话"],
+  work: ["{0}: load {1}, {2} speaking, {3} waiting", "{0}：负载 {1}，合成 {2}，排队 {3}"],
+  nSilent: ["{0} processes of the server do not answer. Their calls are missing here.", "有 {0} 个服务进程无响应，其通话未显示。"],
   nobody: ["No call is on the line.", "当前没有通话。"],
   call: ["Call", "通话"],
   door: ["Door", "入口"],
@@ -46,13 +48,14 @@ const title = element("h1", { id: "calls-title" });
 const count = element("span", { className: "hint" });
 const loads = element("span", { className: "hint" });
 const hint = element("p", { className: "hint", hidden: true });
+const silent = element("p", { className: "hint warn", role: "status" });
 const table = element("table", { id: "live" });
 const nobody = element("p", { className: "hint" });
 const listTitle = element("h2", { hidden: true });
 const list = element("div", { id: "recordings", className: "cards" });
 const shownCall = element("div", { id: "recorded", hidden: true });
 page.append(
-  element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint,
+  element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint, silent,
   element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "calls-title" }, table), nobody, listTitle, list, shownCall,
 );
 
@@ -102,7 +105,9 @@ const minutes = (ms) => `${Math.floor(ms / 60000)}:${String(Math.floor(ms / 1000
 function drawCalls() {
   if (!calls) return;
   count.textContent = t("nCalls", calls.calls.length, calls.most_calls);
-  loads.textContent = Object.entries(calls.loads).map(([name, load]) => `${name} ${load.toFixed(2)}`).join(" · ");
+  loads.textContent = Object.entries(calls.engines)
+    .map(([name, { load, running, queued }]) => t("work", name, load.toFixed(2), running, queued)).join(" · ");
+  silent.textContent = calls.n_silent ? t("nSilent", calls.n_silent) : "";
   hint.hidden = calls.may_hear;
   hint.textContent = t("mayNot");
   nobody.hidden = calls.calls.length > 0;

@@ -9,7 +9,8 @@ _MS = 1_000_000
 
 
 def latency(turn: Turn) -> dict[str, float | None]:
-    """Where the time of a turn's first sentence went, in milliseconds. Empty if nothing was spoken."""
+    """Where the time of a turn's first sentence went, in milliseconds. Empty if no sentence was complete; None for what
+    had not happened yet when the turn ended."""
     if not turn.parts:
         return {}
     first = turn.parts[0]
