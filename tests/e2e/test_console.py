@@ -393,9 +393,13 @@ def test_only_so_many_may_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_watcher_that_stops_reading_is_dropped_and_the_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def long_line(*_: object) -> bytes:
+        return b"x" * 500_000  # so that the buffers of both sockets are soon full
+
     async def main() -> None:
         monkeypatch.setattr(console_calls, "SLOW_WATCHER_S", 0.3)
-        monkeypatch.setattr(console_calls, "_PERIOD_S", 0.001)
+        monkeypatch.setattr(console_calls, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(console_calls.ConsoleCalls, "_snapshot", long_line)
         async with serving() as rig, greeted(rig.url(call="c1", audio="binary")) as bot:
             async with http_peer(rig.port, receive_buffer=4096) as peer:
                 await peer.send("GET", "/console/api/calls")
