@@ -4,7 +4,7 @@
 import { openSocket } from "./server.js";
 
 const LEAD_MS = 200;
-const OPEN_MS = 10_000; // how long the server may take to accept a connection
+const OPEN_MS = 10_000; // how long the server may take to accept a connection, or to send a file
 const PING_MS = 2_000; // after so long without a sign of the server the page asks for one
 const ANSWER_MS = 6_000; // without an answer for so long the connection is lost
 const SPEECH_HZ = { telephone: ["ulaw", 8000], wide: ["pcm", 16000], engine: ["pcm", 24000] };
@@ -32,11 +32,24 @@ function encoded(codec, pcm) {
   return Int16Array.from(pcm, (sample) => Math.max(-32768, Math.min(32767, Math.round(sample * 32768))));
 }
 
+const inTime = (promise) => {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`the server did not answer for ${OPEN_MS / 1000} s`)), OPEN_MS);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+};
+
 let ready = null; // of the AudioContext, once its audio thread has our code
 
 async function newContext() {
   const context = new AudioContext({ latencyHint: "interactive" });
-  await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+  try {
+    await inTime(context.audioWorklet.addModule(new URL("worklet.js", import.meta.url)));
+  } catch (error) {
+    context.close();
+    throw error;
+  }
   return context;
 }
 
@@ -52,14 +65,10 @@ export async function audioContext() {
 }
 
 const opened = (socket) =>
-  new Promise((resolve, reject) => {
-    const late = setTimeout(() => {
-      reject(new Error(`the server did not answer for ${OPEN_MS / 1000} s`));
-      socket.close();
-    }, OPEN_MS);
-    socket.addEventListener("open", () => { clearTimeout(late); resolve(); }, { once: true });
-    socket.addEventListener("close", () => { clearTimeout(late); reject(new Error("the server refused the connection")); }, { once: true });
-  });
+  inTime(new Promise((resolve, reject) => {
+    socket.addEventListener("open", resolve, { once: true });
+    socket.addEventListener("close", () => reject(new Error("the server refused the connection")), { once: true });
+  }));
 
 export class Call {
   // `hear` gets what happens: an event of the protocol, or one of this page: "frame", "lost", "microphone", or "speaker-"
