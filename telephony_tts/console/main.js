@@ -138,7 +138,7 @@ function showEngines(server) {
     const [kind, text] = stateOf(engine);
     const facts = [["load", engine.load.toFixed(2)], ["inQueue", engine.queued], ["running", engine.running], ["nVoices", engine.voices]];
     const rows = facts.flatMap(([name, value]) => [element("dt", {}, t(name)), element("dd", {}, String(value))]);
-    const progress = engine.loading === "loading" ? [element("progress", { "aria-label": engine.name })] : [];
+    const progress = engine.loading === "loading" ? [element("progress", { "aria-label": engine.name }), element("p", { className: "hint step" }, engine.step)] : [];
     return element("article", { className: "card" },
       element("h2", {}, engine.name, element("span", { className: `state ${kind}` }, text)), ...progress, element("dl", {}, ...rows));
   });

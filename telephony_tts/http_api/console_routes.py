@@ -135,6 +135,7 @@ class Console:
                 {
                     "name": engine.name,
                     "loading": catalog.loading[engine.name],
+                    "step": catalog.loading_step if catalog.loading[engine.name] == "loading" else "",
                     "ready": stats[engine.name].is_ready,
                     "voices": len(engine.voices),
                     **of_all["engines"][engine.name],
