@@ -136,7 +136,7 @@ function drawFrames(turn, pen, { y, width, names, ratio, colour, ink }) {
   const tall = 36 * ratio;
   const step = (width - names - 4 * ratio) / Math.max(turn.arrivals.length, 50);
   pen.fillStyle = ink;
-  pen.fillText(t("heardFor"), 0, y + tall / 2, names - 10 * ratio);
+  pen.fillText(t("early"), 0, y + tall / 2, names - 10 * ratio);
   for (const [n, slack] of turn.slacks.entries()) {
     const high = Math.max(0.06, Math.min(1, slack / 250)) * tall;
     pen.fillStyle = colour(slack < 0 ? "--bad" : slack < 20 ? "--warn" : "--accent");

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from telephony_tts.clock import NS_PER_MS
+from telephony_tts.session.turn import Turn
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.registry import Registry
 
@@ -47,8 +48,17 @@ def _told(call: Call, now_ns: int) -> dict[str, Any]:
         "underruns": session.n_underruns,
         "recorded": call.recording is not None,
         "age_ms": (now_ns - call.began_ns) // NS_PER_MS,
-        "said": None if speaking is None or speaking.is_private else speaking.source[-_MOST_SAID_CHARS:],
+        "said": None if speaking is None or speaking.is_private else _being_said(speaking)[:_MOST_SAID_CHARS],
     }
+
+
+def _being_said(turn: Turn) -> str:
+    """The sentence whose frames are being sent, as the bot wrote it."""
+    said = ""
+    for part in turn.parts:
+        if part.insert is None and part.start_sample is not None and part.start_sample <= turn.n_sent_samples:
+            said = turn.text_of(part.sentence)
+    return said
 
 
 def added(own: dict[str, Any], others: list[dict[str, Any] | None], shared: frozenset[str]) -> dict[str, Any]:
