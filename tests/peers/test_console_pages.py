@@ -6,6 +6,7 @@ With the variable CONSOLE_PICTURES the tests of widths keep a picture of each pa
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -130,11 +132,20 @@ def test_the_page_asks_for_the_token_and_no_address_has_it(devtools: str) -> Non
             await shown.press("Enter")
             await shown.until("document.querySelector('#health').dataset.state === 'good'")
             await shown.until("document.querySelectorAll('#voice option').length > 1")
+            await shown.evaluate(
+                "(() => { window.sockets = []; const Own = WebSocket; window.WebSocket = class extends Own {"
+                " constructor(url, ...more) { super(url, ...more); sockets.push(this.url); } }; })()"
+            )
             await shown.write("#text", "Hello there.")
             await shown.press("Enter")
             await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=15)
             addresses = await shown.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
-            assert not [each for each in [*addresses, await shown.evaluate("location.href")] if "a/b" in each]
+            sockets = await shown.evaluate("sockets")
+            assert len(sockets) == 2, "the two legs of the page's call"
+            shown_in = [*addresses, *sockets, await shown.evaluate("location.href")]
+            coded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+            hidden = (token, quote(token), quote(token, safe=""), coded)
+            assert not [each for each in shown_in if any(form in each for form in hidden)]
 
     run(main)
 
