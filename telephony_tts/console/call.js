@@ -181,12 +181,13 @@ export class Call {
     this.sign();
     if (typeof data !== "string") {
       if (this.isDropping) return;
+      const at = performance.now();
       const pcm = decoded(this.codec, data);
       const peak = pcm.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
       const first = this.received;
       this.received += pcm.length;
       this.speaker.port.postMessage({ pcm }, [pcm.buffer]);
-      this.hear({ type: "frame", first, peak, at: performance.now() });
+      this.hear({ type: "frame", first, peak, at, decodeMs: performance.now() - at });
       return;
     }
     const message = JSON.parse(data);

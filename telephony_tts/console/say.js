@@ -140,11 +140,12 @@ function started(turn, event) {
   turn.engines = event.engines;
 }
 
-function frameCame({ first, peak, at }) {
+function frameCame({ first, peak, at, decodeMs }) {
   const live = speaking();
   const turn = live.find((each) => each.startSample !== null && first >= each.startSample) ?? live.findLast((each) => each.startSample === null);
   if (!turn) return;
   turn.firstFrameAt ??= at;
+  turn.decodeMs ??= decodeMs;
   turn.startSample ??= first;
   const dueAt = (turn.begunAt ?? at) + turn.shiftMs + turn.slacks.length * FRAME_MS;
   if (turn.isResuming) turn.shiftMs += at - dueAt;
@@ -294,7 +295,7 @@ async function speak(text) {
     options: { ...configuration(), quality: field("quality").value, how: field("how").value },
     sentAt, words: [], sentences: [], events: [], arrivals: [], slacks: [], peaks: [], gaps: [], nLate: 0, shiftMs: 0, isResuming: false, startSample: null,
     firstFrameAt: null, begunAt: null, audibleAt: null, dryAt: null, endedAt: null, outcome: "speaking",
-    interruptedAt: null, interruptedMs: 0, silentAt: null, over: null,
+    decodeMs: null, interruptedAt: null, interruptedMs: 0, silentAt: null, over: null,
     heardMs: 0, heardChars: 0, latency: null, firstAudioMs: null, audioMs: null, underruns: null, engines: null,
   };
   turns.unshift(turn);

@@ -3,8 +3,8 @@
 import { element, one, save } from "./server.js";
 import { t } from "./texts.js";
 
-const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageServer", "stageNetwork", "stageOutput", "stageSilence", "stageCut"];
-const COLOURS = { stageText: 0, stageQueue: 1, stageEngine: 2, stageFrame: 3, stageServer: 3, stageNetwork: 4, stageOutput: 5, stageSilence: 6, stageCut: 6 };
+const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageServer", "stageNetwork", "stageDecode", "stageOutput", "stageSilence", "stageCut"];
+const COLOURS = { stageText: 0, stageQueue: 1, stageEngine: 2, stageFrame: 3, stageServer: 3, stageNetwork: 4, stageDecode: 1, stageOutput: 5, stageSilence: 6, stageCut: 6 };
 
 // The stages from the text to the first sound that is heard: [name, begin, length] in ms since the text was sent. Of a turn
 // that ended sooner they go up to its end.
@@ -20,9 +20,10 @@ export function stages(turn) {
   } else if (first !== undefined) found.push(["stageServer", first]); // the turn is not over, so its parts are not known
   if (first !== undefined && turn.firstFrameAt !== null) {
     const arrived = turn.firstFrameAt - turn.sentAt;
-    const begun = Math.max(arrived, (turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
+    const decoded = arrived + turn.decodeMs;
+    const begun = Math.max(decoded, (turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
     const audible = Math.max(begun, (turn.audibleAt ?? turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
-    found.push(["stageNetwork", Math.max(0, arrived - text - first)], ["stageOutput", begun - arrived], ["stageSilence", audible - begun]);
+    found.push(["stageNetwork", Math.max(0, arrived - text - first)], ["stageDecode", turn.decodeMs], ["stageOutput", begun - decoded], ["stageSilence", audible - begun]);
   }
   const endMs = endedAfter(turn) ?? Infinity;
   let at = 0;
