@@ -10,7 +10,8 @@ const MOST_TURNS = 50;
 const FRAME_MS = 20;
 const LATE_MS = 20; // a frame is late when less than this is left until it must be played
 const TELL_GAP_MS = 300; // a gap that is longer is told while it lasts
-const BEHIND_S = 0.5; // the loudspeaker is as far behind what has come
+const BEHIND_MS = 500; // a turn is over for the listener when no more than this is left of it
+const UNDER_WAY_MS = 3_000; // sound of a turn that is over for the server may still come for so long
 const UNUSED_MS = 120_000; // then the page leaves its call: others may need the room
 
 const turns = []; // the newest first
@@ -85,6 +86,7 @@ async function theCall() {
   const key = keyOfCall();
   if (call && !call.isOver && callKey === key) return call;
   if (opening) return opening;
+  for (const turn of speaking()) if (turn.call && turn.call === call) endHere(turn, "cleared", heardMs(turn));
   call?.end();
   field("say-state").value = t("connecting");
   opening = Call.open(field("quality").value, happened);
@@ -170,8 +172,11 @@ function begun(turn, { at }) {
 }
 
 function wentDry(turn, { at, isAtMark }) {
-  if (turn.over) return turn.over();
   turn.dryAt = at;
+  if (turn.over) {
+    const waitMs = heardMs(turn) < turn.audioMs - BEHIND_MS ? UNDER_WAY_MS : 0;
+    setTimeout(() => turn.dryAt === at && turn.over?.(), waitMs);
+  }
   if (isAtMark) return;
   setTimeout(() => {
     if (turn.dryAt === at && turn.outcome === "speaking") field("say-state").value = t(navigator.onLine ? "waitsForSound" : "waitsForNetwork");
@@ -220,7 +225,7 @@ function done(turn, event) {
     update();
   };
   // The server does not wait long for a late network. What is here, or under way, is still heard to its end.
-  if (turn.startSample !== null && call.received - call.heard > BEHIND_S * call.rateHz) turn.over = over;
+  if (turn.startSample !== null && heardMs(turn) < event.audio_ms - BEHIND_MS) turn.over = over;
   else over();
 }
 
@@ -295,7 +300,7 @@ async function speak(text) {
     options: { ...configuration(), quality: field("quality").value, how: field("how").value },
     sentAt, words: [], sentences: [], events: [], arrivals: [], slacks: [], peaks: [], gaps: [], nLate: 0, shiftMs: 0, isResuming: false, startSample: null,
     firstFrameAt: null, begunAt: null, audibleAt: null, dryAt: null, endedAt: null, outcome: "speaking",
-    decodeMs: null, interruptedAt: null, interruptedMs: 0, silentAt: null, over: null,
+    call: null, decodeMs: null, interruptedAt: null, interruptedMs: 0, silentAt: null, over: null,
     heardMs: 0, heardChars: 0, latency: null, firstAudioMs: null, audioMs: null, underruns: null, engines: null,
   };
   turns.unshift(turn);
@@ -308,6 +313,7 @@ async function speak(text) {
     const here = await theCall();
     if (turn.outcome !== "speaking") return;
     field("say-state").value = t("waiting");
+    turn.call = here;
     here.send(configuration());
     if (isWhole) here.send({ type: "say", turn: turn.id, text });
     else await write(here, turn, text);
@@ -394,8 +400,8 @@ function addCard(turn) {
   turn.wave = element("canvas", { hidden: true, ariaHidden: "true" });
   turn.foot = element("footer", {});
   turn.card.append(turn.line, turn.wave, turn.foot);
-  field("turns").prepend(turn.card);
-  while (field("turns").children.length > MOST_TURNS) field("turns").lastChild.remove();
+  field("turns").prepend(turn.card, field("waterfall"));
+  while (field("turns").children.length > MOST_TURNS + 1) field("turns").lastChild.remove();
 }
 
 // Write the turn's text: a span for each word whose time is known, and two parts once it is over.
@@ -425,6 +431,13 @@ function draw(turn) {
   const first = turn.audibleAt === null ? [] : [t("firstSound", Math.round(turn.audibleAt - turn.sentAt))];
   const voice = turn.engines?.join(", ") ?? turn.options.voice;
   turn.foot.replaceChildren(...[outcome, ...first, voice].filter(Boolean).map((part) => element("span", {}, part)));
+  if (!isOver) return;
+  const times = element("button", { type: "button", className: "at" }, t("waterfall"));
+  times.addEventListener("click", () => {
+    showTurn(turn, turns);
+    field("waterfall").scrollIntoView({ block: "nearest" });
+  });
+  turn.foot.append(times);
 }
 
 function light(turn) {
@@ -467,6 +480,7 @@ function animate() {
       if (turn.begunAt === null && heardMs(turn) > 0) turn.begunAt = performance.now() - heardMs(turn);
       light(turn);
       if (turn.peaks.length) drawWave(turn);
+      if (turn.over && heardMs(turn) >= turn.audioMs) turn.over();
     }
     isAnimating = live.length > 0;
     if (isAnimating) requestAnimationFrame(step);
@@ -532,7 +546,9 @@ addEventListener("theme", () => { update(); if (turns[0]) showTurn(turns[0], tur
 addEventListener("resize", update);
 addEventListener("token-given", loadVoices);
 addEventListener("server-state", comeBack);
-addEventListener("offline", () => { if (current()) field("say-state").value = t("waitsForNetwork"); });
+for (const change of ["online", "offline"]) {
+  addEventListener(change, () => { if (current()) field("say-state").value = change === "offline" ? t("waitsForNetwork") : ""; });
+}
 addEventListener("pagehide", () => call?.end());
 field("text").addEventListener("focus", () => void audioContextWhenAllowed(), { once: true });
 

@@ -67,6 +67,7 @@ function shown(name, value) {
   return COUNTS.includes(name) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
 }
 
+const TITLE_CHARS = 40;
 let drawn = null;
 let all = [];
 
@@ -74,6 +75,7 @@ export function showTurn(turn, turns) {
   drawn = turn;
   all = turns;
   one("#waterfall").hidden = false;
+  one("#of-turn").textContent = turn.text.length > TITLE_CHARS ? `${turn.chars.slice(0, TITLE_CHARS).join("")} …` : turn.text;
   drawBars(turn);
   const over = turns.filter((each) => each.endedAt !== null);
   const head = ["figure", "thisTurn"].map((key) => t(key)).concat("p50", "p95");

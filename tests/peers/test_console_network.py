@@ -12,7 +12,7 @@ import pytest
 from browser import Page, chromium
 from console_page import console, recorder_served
 from late_network import HOST, LateNetwork, late_network
-from rig import Rig, delayed_correlation, run, serving, until
+from rig import Rig, delayed_correlation, greeted, run, serving, until
 from test_console_say import FINE_HZ, LOUD, from_first_sound, said, sound_in, turn, type_and_enter
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
@@ -203,5 +203,29 @@ def test_a_server_that_does_not_answer_is_told_and_the_text_stays(devtools: str)
             await type_and_enter(shown, TEXT)
             await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=20)
             assert (await turn(shown))["heard"] == TEXT
+
+    run(main, within_s=60)
+
+
+def test_the_calls_page_says_when_it_is_out_of_date_and_goes_on_by_itself(devtools: str) -> None:
+    async def main() -> None:
+        async with (
+            serving() as rig,
+            greeted(rig.url(call="line-1", audio="binary")) as bot,
+            late_network(rig.port) as network,
+            console(devtools, rig, "calls", address=f"{HOST}:{network.port}") as shown,
+        ):
+            row = "document.querySelector('#live tbody tr')?.innerText.includes"
+            await shown.until(f"{row}('silent')")
+            network.go()
+            await shown.until("document.querySelector('#problem').innerText.includes('said nothing for 5 s')", 15)
+            assert await shown.evaluate("document.querySelector('#live').className") == "stale"
+            await bot.say(LONG)
+            await bot.frames_to(5)
+            network.come_back()
+            await shown.until(f"{row}('speaking')", within_s=15)
+            assert await shown.evaluate("document.querySelector('#live').className") == ""
+            assert await shown.evaluate("document.querySelector('#problem').hidden") and shown.complaints == []
+            await bot.send({"type": "clear"})
 
     run(main, within_s=60)

@@ -356,6 +356,45 @@ def test_every_choice_reaches_the_engine(devtools: str) -> None:
     run(main)
 
 
+def test_another_choice_while_the_page_speaks_ends_the_first_turn_and_speaks_the_next(devtools: str) -> None:
+    """The quality is a choice for which the page begins another call."""
+
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            await shown.choose("#quality", "wide")
+            await type_and_enter(shown, TEXT)
+            first = "document.querySelector('.turn:last-child footer').textContent"
+            assert "interrupted after" in await shown.until(f"{first}.includes('interrupted') && {first}")
+            await shown.until(_ENDED, within_s=20)
+            told = await turn(shown)
+            assert (told["heard"], told["pale"]) == (TEXT, "") and "heard to the end" in told["foot"]
+            assert await shown.evaluate("document.querySelector('#interrupt').disabled")
+            await until(lambda: rig.server.registry.n_calls == 1, "the end of the first call")
+            assert shown.complaints == []
+
+    run(main)
+
+
+def test_a_page_that_is_not_used_leaves_its_call_and_begins_another_one(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            # Its minutes pass in a moment.
+            await shown.evaluate(
+                "(() => { const own = window.setTimeout;"
+                " window.setTimeout = (act, ms, ...more) => own(act, ms > 60_000 ? 300 : ms, ...more); })()"
+            )
+            for _ in range(2):
+                await type_and_enter(shown, TEXT)
+                await shown.until(_ENDED, within_s=20)
+                assert (await turn(shown))["heard"] == TEXT
+                await until(lambda: not len(rig.server.registry), "the page to leave its call", 5)
+            assert await shown.evaluate("document.querySelector('#problem').hidden") and shown.complaints == []
+
+    run(main)
+
+
 def test_a_bot_that_stalls_at_a_comma_is_as_slow_as_it_was_set(devtools: str) -> None:
     async def main() -> None:
         engine = Asked()
@@ -435,6 +474,22 @@ def test_a_turn_that_failed_shows_its_stages_and_what_was_heard(devtools: str) -
             assert 110 < float(rows["engine → first audio"][0]) < 400
             assert float(rows["text → interrupted or failed"][0]) > float(rows["first sound heard"][0])
             assert "fake" in await shown.evaluate("document.querySelector('#problem').innerText")
+
+    run(main)
+
+
+def test_an_earlier_turns_times_are_shown_again(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            heard = []
+            for text in ("One.", "Two is a longer one."):
+                await type_and_enter(shown, text)
+                await shown.until(_ENDED)
+                heard.append((await table(shown))["heard"][0])
+            assert float(heard[0]) < float(heard[1])
+            await shown.click(".turn:last-child footer button")
+            assert (await table(shown))["heard"][0] == heard[0]
+            assert await shown.evaluate("document.querySelector('#of-turn').textContent") == "One."
 
     run(main)
 
