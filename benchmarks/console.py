@@ -1,8 +1,8 @@
 """The console: how soon its page makes the first sound, how heavy the page is, and what open consoles cost the server.
 
   first_sound   in a real Chromium, with the embedded voice on the same machine: from Enter to the first frame in the
-                page, and to the first sample above -46 dBFS at the loudspeaker. The second has the voice's own silence
-                before its first sound, which is told apart
+                page, and to the first sample above -46 dBFS at the loudspeaker. The second has the decoding, the
+                output, and the voice's own silence before its first sound, which are told apart
   page          the bytes of all files, and the first paint, also with a processor slowed down four times
   watching      the server's share of a core and the lateness of frames, with calls that speak all the time and no, one
                 and ten consoles that watch them
@@ -105,7 +105,8 @@ async def _first_sound(devtools: str, url: str, chosen: argparse.Namespace) -> d
         told: list[dict[str, float]] = await shown.evaluate(
             "(async () => (await import('./say.js')).turns.map((turn) => ({"
             " network_first_ms: turn.firstFrameAt - turn.sentAt, server_first_ms: turn.firstAudioMs,"
-            " output_ms: turn.begunAt - turn.firstFrameAt, silence_ms: turn.audibleAt - turn.begunAt,"
+            " decode_ms: turn.decodeMs, output_ms: turn.begunAt - turn.firstFrameAt - turn.decodeMs,"
+            " silence_ms: turn.audibleAt - turn.begunAt,"
             " audible_first_ms: turn.audibleAt - turn.sentAt })))()"
         )
         where = await shown.evaluate(
@@ -115,7 +116,7 @@ async def _first_sound(devtools: str, url: str, chosen: argparse.Namespace) -> d
             " browser: navigator.userAgent.match(/Chrome.[0-9.]+/)[0] } })()"
         )
     first, kept = told[-1], told[:-1]  # the newest is first; the very first turn also opens the call
-    names = ("network_first_ms", "server_first_ms", "output_ms", "silence_ms", "audible_first_ms")
+    names = ("network_first_ms", "server_first_ms", "decode_ms", "output_ms", "silence_ms", "audible_first_ms")
     figures = {name: report.percentiles([each[name] for each in kept]) for name in names}
     report.table(
         "from Enter, in ms", ("part", "n", "p50", "p95", "max", "first turn"),

@@ -705,7 +705,8 @@ async def serve(
         with event_loop.stop_signals(server.stop_at_once) as stop, reloads.running():
             async with AsyncExitStack() as stack:
                 if front is not None:
-                    await stack.enter_async_context(front.listening(server.adopt, server.refresh_gauges))
+                    moved = front.listening(server.adopt, server.refresh_gauges, server.activity)
+                    await stack.enter_async_context(moved)
                 await stack.enter_async_context(
                     server.running(ready=False, sockets=sockets, listens_at_once=listens_at_once)
                 )

@@ -4,6 +4,9 @@
 import { openSocket } from "./server.js";
 
 const LEAD_MS = 200;
+const OPEN_MS = 10_000; // how long the server may take to accept a connection, or to send a file
+const PING_MS = 2_000; // after so long without a sign of the server the page asks for one
+const ANSWER_MS = 6_000; // without an answer for so long the connection is lost
 const SPEECH_HZ = { telephone: ["ulaw", 8000], wide: ["pcm", 16000], engine: ["pcm", 24000] };
 
 const ULAW = Float32Array.from({ length: 256 }, (_, code) => {
@@ -29,11 +32,24 @@ function encoded(codec, pcm) {
   return Int16Array.from(pcm, (sample) => Math.max(-32768, Math.min(32767, Math.round(sample * 32768))));
 }
 
+const inTime = (promise) => {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`the server did not answer for ${OPEN_MS / 1000} s`)), OPEN_MS);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+};
+
 let ready = null; // of the AudioContext, once its audio thread has our code
 
 async function newContext() {
   const context = new AudioContext({ latencyHint: "interactive" });
-  await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+  try {
+    await inTime(context.audioWorklet.addModule(new URL("worklet.js", import.meta.url)));
+  } catch (error) {
+    context.close();
+    throw error;
+  }
   return context;
 }
 
@@ -49,18 +65,24 @@ export async function audioContext() {
 }
 
 const opened = (socket) =>
-  new Promise((resolve, reject) => {
+  inTime(new Promise((resolve, reject) => {
     socket.addEventListener("open", resolve, { once: true });
     socket.addEventListener("close", () => reject(new Error("the server refused the connection")), { once: true });
-  });
+  }));
 
 export class Call {
-  // `hear` gets what happens: an event of the protocol, or {type: "frame" | "begun" | "audible" | "dry" | "lost"}.
+  // `hear` gets what happens: an event of the protocol, or one of this page: "frame", "lost", "microphone", or "speaker-"
+  // with what the audio thread reports.
   static async open(quality, hear) {
     const context = await audioContext();
     const [codec, rateHz] = SPEECH_HZ[quality];
     const call = new Call(context, codec, rateHz, hear);
-    await call.connect();
+    try {
+      await call.connect();
+    } catch (error) {
+      call.end();
+      throw error;
+    }
     return call;
   }
 
@@ -72,6 +94,9 @@ export class Call {
     this.progress = { played: 0, received: 0, at: 0 };
     this.isDropping = false;
     this.isOver = false;
+    this.askedAt = null; // when the page asked for a sign of the server
+    this.signAt = 0;
+    this.watch = null;
     this.microphone = null;
     this.speaker = new AudioWorkletNode(context, "speaker", {
       numberOfInputs: 0, outputChannelCount: [1], processorOptions: { rateHz },
@@ -94,16 +119,35 @@ export class Call {
     this.media.send(JSON.stringify({
       type: "start", call: this.id, codec: this.codec, rate_hz: this.rateHz, ptime_ms: 20, lead_ms: LEAD_MS,
     }));
+    this.sign();
+    this.watch = setInterval(() => this.lookForSign(), 500);
   }
 
-  lose(code, reason) {
+  // A network that is gone closes no connection. So the page asks for a sign of the server, and waits for one.
+  lookForSign() {
+    const now = performance.now();
+    if (this.askedAt !== null) {
+      if (now - this.askedAt > ANSWER_MS) this.lose(0, "", true);
+    } else if (now - this.signAt > PING_MS) {
+      this.askedAt = now;
+      this.send({ type: "ping" });
+    }
+  }
+
+  sign() {
+    this.signAt = performance.now();
+    this.askedAt = null;
+  }
+
+  lose(code, reason, isSilent = false) {
     if (this.isOver) return;
     this.end();
-    this.hear({ type: "lost", code, reason });
+    this.hear({ type: "lost", code, reason, isSilent });
   }
 
   end() {
     this.isOver = true;
+    clearInterval(this.watch);
     this.closeMicrophone();
     for (const socket of [this.bot, this.media]) if (socket && socket.readyState < 2) socket.close();
     this.speaker.port.postMessage({ clear: true });
@@ -121,21 +165,29 @@ export class Call {
     this.send({ type: "clear", ...(heardMs === null ? {} : { heard_ms: Math.max(0, Math.round(heardMs)) }) });
   }
 
+  // The next gap will be filled with more sound before it ends; `false`: as at first.
+  expectGaps(isLate) {
+    this.speaker.port.postMessage({ isLate });
+  }
+
   fromServer(event) {
+    this.sign();
     // The media leg's own `clear` says so too, if the server had sent something.
     if (event.type === "started" || event.code === "no_active_turn") this.isDropping = false;
     this.hear(event);
   }
 
   fromMedia(data) {
+    this.sign();
     if (typeof data !== "string") {
       if (this.isDropping) return;
+      const at = performance.now();
       const pcm = decoded(this.codec, data);
       const peak = pcm.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
       const first = this.received;
       this.received += pcm.length;
       this.speaker.port.postMessage({ pcm }, [pcm.buffer]);
-      this.hear({ type: "frame", first, peak, at: performance.now() });
+      this.hear({ type: "frame", first, peak, at, decodeMs: performance.now() - at });
       return;
     }
     const message = JSON.parse(data);
@@ -153,7 +205,7 @@ export class Call {
     }
     if (report.played !== undefined) this.progress = report;
     for (const type of ["begun", "audible", "dry", "cleared"]) {
-      if (report[type] !== undefined) this.hear({ type: `speaker-${type}`, at: this.outputTime(report[type]) });
+      if (report[type] !== undefined) this.hear({ type: `speaker-${type}`, at: this.outputTime(report[type]), isAtMark: report.isAtMark });
     }
   }
 

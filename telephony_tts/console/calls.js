@@ -1,13 +1,16 @@
 // The page "Calls": who is on the line, their sound, hanging up, and the recordings of earlier calls.
 
 import { audioContext } from "./call.js";
-import { serverState, tell } from "./main.js";
+import { askState, serverState, tell } from "./main.js";
 import { ask, element, one, read } from "./server.js";
 import { addTexts, t } from "./texts.js";
 
 addTexts({
   onTheLine: ["On the line", "当前通话"],
   nCalls: ["{0} of {1} calls", "{0} / {1} 路通话"],
+  work: ["{0}: load {1}, {2} speaking, {3} waiting", "{0}：负载 {1}，合成 {2}，排队 {3}"],
+  nSilent: ["{0} processes of the server do not answer. Their calls are missing here.", "有 {0} 个服务进程无响应，其通话未显示。"],
+  stale: ["The server has said nothing for {0} s. What is shown may be over. Asking again …", "服务器已 {0} 秒无消息，显示的内容可能已过时。正在重试…"],
   nobody: ["No call is on the line.", "当前没有通话。"],
   call: ["Call", "通话"],
   door: ["Door", "入口"],
@@ -36,6 +39,9 @@ addTexts({
   story: ["What happened", "发生了什么"],
 });
 
+const SILENT_MS = 5_000; // both streams say something every second
+const AGAIN_MS = 2_000;
+
 let watching = null; // what ends the stream of calls
 let listening = null; // {call, stop}
 let calls = null;
@@ -46,27 +52,45 @@ const title = element("h1", { id: "calls-title" });
 const count = element("span", { className: "hint" });
 const loads = element("span", { className: "hint" });
 const hint = element("p", { className: "hint", hidden: true });
+const silent = element("p", { className: "hint warn", role: "status" });
 const table = element("table", { id: "live" });
 const nobody = element("p", { className: "hint" });
 const listTitle = element("h2", { hidden: true });
 const list = element("div", { id: "recordings", className: "cards" });
 const shownCall = element("div", { id: "recorded", hidden: true });
 page.append(
-  element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint,
+  element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint, silent,
   element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "calls-title" }, table), nobody, listTitle, list, shownCall,
 );
 
 // --------------------------------------------------------------------- live
 
+// Ends a request when nothing comes any more: a network that is gone closes no connection.
+function patience(request) {
+  const giveUp = () => request.abort(new Error(t("stale", SILENT_MS / 1000)));
+  let timer = setTimeout(giveUp, SILENT_MS);
+  return {
+    sign() {
+      clearTimeout(timer);
+      timer = setTimeout(giveUp, SILENT_MS);
+    },
+    end: () => clearTimeout(timer),
+  };
+}
+
 async function watch() {
   const stop = new AbortController();
   watching = stop;
   while (watching === stop) {
+    const request = new AbortController();
+    stop.signal.onabort = () => request.abort();
+    const waiting = patience(request);
     try {
-      const response = await ask("console/api/calls", { signal: stop.signal });
+      const response = await ask("console/api/calls", { signal: request.signal });
       tell("");
       let text = "";
       for await (const piece of lines(response)) {
+        waiting.sign();
         text += piece;
         const end = text.lastIndexOf("\n");
         if (end < 0) continue;
@@ -76,11 +100,17 @@ async function watch() {
         drawCalls();
       }
     } catch (error) {
-      if (error.name === "AbortError" || watching !== stop) return;
-      if (error.status === 401) return;
+      if (watching !== stop || error.status === 401) return;
       tell(error.message);
+    } finally {
+      waiting.end();
     }
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    table.classList.add("stale");
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    if (watching === stop) await askState();
+    while (watching === stop && serverState()?.error) {
+      await new Promise((resolve) => addEventListener("server-state", resolve, { once: true }));
+    }
   }
 }
 
@@ -102,7 +132,9 @@ const minutes = (ms) => `${Math.floor(ms / 60000)}:${String(Math.floor(ms / 1000
 function drawCalls() {
   if (!calls) return;
   count.textContent = t("nCalls", calls.calls.length, calls.most_calls);
-  loads.textContent = Object.entries(calls.loads).map(([name, load]) => `${name} ${load.toFixed(2)}`).join(" · ");
+  loads.textContent = Object.entries(calls.engines)
+    .map(([name, { load, running, queued }]) => t("work", name, load.toFixed(2), running, queued)).join(" · ");
+  silent.textContent = calls.n_silent ? t("nSilent", calls.n_silent) : "";
   hint.hidden = calls.may_hear;
   hint.textContent = t("mayNot");
   nobody.hidden = calls.calls.length > 0;
@@ -110,6 +142,7 @@ function drawCalls() {
   const heads = ["call", "door", "legs", "voice", "callState", "age", ...(calls.may_hear ? ["said", ""] : [])];
   const focused = document.activeElement?.dataset?.key;
   table.hidden = !calls.calls.length;
+  table.classList.remove("stale");
   table.replaceChildren(
     element("thead", {}, element("tr", {}, ...heads.map((name) => element(name ? "th" : "td", name ? { scope: "col" } : {}, name && t(name))))),
     element("tbody", {}, ...calls.calls.map(rowOf)),
@@ -156,6 +189,7 @@ async function listenTo(call) {
   listening = { call, stop, speaker: null };
   drawCalls();
   const here = listening;
+  const waiting = patience(stop);
   try {
     const context = await audioContext();
     const response = await ask(`console/api/calls/${encodeURIComponent(call)}/sound`, { signal: stop.signal });
@@ -169,6 +203,7 @@ async function listenTo(call) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
+      waiting.sign();
       const bytes = new Uint8Array(rest.length + value.length);
       bytes.set(rest);
       bytes.set(value, rest.length);
@@ -180,6 +215,8 @@ async function listenTo(call) {
     }
   } catch (error) {
     if (error.name !== "AbortError") tell(error.message);
+  } finally {
+    waiting.end();
   }
   if (listening === here) stopListening();
 }

@@ -45,7 +45,7 @@ const sides = ["A", "B"].map((name) => ({
   seed: element("input", { id: `seed-${name}`, type: "number", min: 0, max: 4294967295, placeholder: "–" }),
   instruct: element("input", { id: `instruct-${name}`, maxLength: 1000 }),
 }));
-page.append(title, sheet, stage, votes, tally, saver);
+page.append(title, sheet, stage, votes, element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "compare-title" }, tally), saver);
 
 const label = (key, input) => element("label", {}, element("span", {}, t(key)), input);
 

@@ -1,7 +1,7 @@
 // What all pages share: which one is shown, the token, the language, light and dark, and the state of the server.
 // And the page "Is it well?", which shows that state.
 
-import { element, one, read, useToken } from "./server.js";
+import { ServerError, element, one, read, useToken } from "./server.js";
 import { currentLanguage, t, translate, useLanguage } from "./texts.js";
 
 const PAGES = {
@@ -13,6 +13,9 @@ const PAGES = {
 };
 const ASK_MS = 5_000;
 const ASK_LOADING_MS = 500;
+const ASK_LOST_MS = 1_000;
+const ANSWER_MS = 5_000;
+const IS_HERE = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname); // reachable without a network
 
 let shown = null;
 let timer = 0;
@@ -44,18 +47,25 @@ export function tell(problem) {
 }
 
 let last = null;
+let nAsked = 0;
 
 export const serverState = () => last;
 
-async function askState() {
+// Ask how the server is, and again from time to time.
+export async function askState() {
   clearTimeout(timer);
-  let wait = ASK_MS;
+  const asked = ++nAsked;
+  let wait = ASK_MS, found;
   try {
-    last = { ...(await read("console/api/state")), error: null };
-    if (!last.ready) wait = ASK_LOADING_MS;
+    if (!navigator.onLine && !IS_HERE) throw new ServerError(0, "offline", t("offline"));
+    found = { ...(await read("console/api/state", { signal: AbortSignal.timeout(ANSWER_MS) })), error: null };
+    if (!found.ready) wait = ASK_LOADING_MS;
   } catch (error) {
-    last = { ...last, ready: false, error };
+    found = { ...last, ready: false, error };
+    wait = ASK_LOST_MS;
   }
+  if (asked !== nAsked) return; // it was asked again meanwhile
+  last = found;
   const [state, text] = healthOf(last);
   const health = one("#health");
   health.dataset.state = state;
@@ -67,7 +77,7 @@ async function askState() {
 
 function healthOf({ error, ready, draining }) {
   if (error?.status === 401) return ["warn", t("needsToken")];
-  if (error) return ["bad", t("unreachable")];
+  if (error) return ["bad", t(error.code === "offline" ? "offline" : "unreachable")];
   if (draining) return ["warn", t("draining")];
   return ready ? ["good", t("ready")] : ["warn", t("starting")];
 }
@@ -128,7 +138,7 @@ function showEngines(server) {
     const [kind, text] = stateOf(engine);
     const facts = [["load", engine.load.toFixed(2)], ["inQueue", engine.queued], ["running", engine.running], ["nVoices", engine.voices]];
     const rows = facts.flatMap(([name, value]) => [element("dt", {}, t(name)), element("dd", {}, String(value))]);
-    const progress = engine.loading === "loading" ? [element("progress", { "aria-label": engine.name })] : [];
+    const progress = engine.loading === "loading" ? [element("progress", { "aria-label": engine.name }), element("p", { className: "hint step" }, engine.step)] : [];
     return element("article", { className: "card" },
       element("h2", {}, engine.name, element("span", { className: `state ${kind}` }, text)), ...progress, element("dl", {}, ...rows));
   });
@@ -178,6 +188,7 @@ const well = {
 
 addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", () => !document.hidden && askState());
+for (const change of ["online", "offline"]) addEventListener(change, askState);
 translate();
 show();
 askState();

@@ -3,12 +3,16 @@
 import { Call, audioContext } from "./call.js";
 import { element, one, read } from "./server.js";
 import { t } from "./texts.js";
-import { tell } from "./main.js";
+import { askState, serverState, tell } from "./main.js";
 import { showTurn } from "./waterfall.js";
 
 const MOST_TURNS = 50;
 const FRAME_MS = 20;
 const LATE_MS = 20; // a frame is late when less than this is left until it must be played
+const TELL_GAP_MS = 300; // a gap that is longer is told while it lasts
+const BEHIND_MS = 500; // a turn is over for the listener when no more than this is left of it
+const UNDER_WAY_MS = 3_000; // sound of a turn that is over for the server may still come for so long
+const UNUSED_MS = 120_000; // then the page leaves its call: others may need the room
 
 const turns = []; // the newest first
 let call = null;
@@ -17,6 +21,8 @@ let callKey = "";
 let voices = [];
 let nTurns = 0;
 let isAnimating = false;
+let returning = null; // what is to be said, and to be as before, once the connection is back: {why, microphone}
+let unused = 0;
 
 const field = (id) => one(`#${id}`);
 const speaking = () => turns.filter((turn) => turn.outcome === "speaking" || turn.outcome === "paused");
@@ -80,13 +86,16 @@ async function theCall() {
   const key = keyOfCall();
   if (call && !call.isOver && callKey === key) return call;
   if (opening) return opening;
+  for (const turn of speaking()) if (turn.call && turn.call === call) endHere(turn, "cleared", heardMs(turn));
   call?.end();
   field("say-state").value = t("connecting");
   opening = Call.open(field("quality").value, happened);
   try {
     call = await opening;
     callKey = key;
-    if (microphoneIsOn()) await useMicrophone(true);
+    const wantsMicrophone = microphoneIsOn() || returning?.microphone;
+    returning = null;
+    if (wantsMicrophone) await useMicrophone(true);
     return call;
   } finally {
     opening = null;
@@ -97,9 +106,10 @@ function happened(event) {
   const turn = turns.find((each) => each.id === event.turn) ?? null;
   switch (event.type) {
     case "frame": return frameCame(event);
-    case "speaker-begun": return note(current(), (found) => (found.begunAt ??= event.at));
+    case "speaker-begun": return note(current(), begun, event);
     case "speaker-audible": return note(current(), becameAudible, event);
-    case "speaker-dry": return note(current(), (found) => (found.dryAt = event.at));
+    case "speaker-dry": return note(current(), wentDry, event);
+    case "speaker-cleared": return note(current(), (found) => { if (found.interruptedAt !== null) found.silentAt ??= event.at; }, event);
     case "microphone": return void (field("level").value = event.level);
     case "lost": return connectionLost(event);
     case "started": return note(turn, started, event);
@@ -132,17 +142,13 @@ function started(turn, event) {
   turn.engines = event.engines;
 }
 
-function frameCame({ first, peak, at }) {
+function frameCame({ first, peak, at, decodeMs }) {
   const live = speaking();
   const turn = live.find((each) => each.startSample !== null && first >= each.startSample) ?? live.findLast((each) => each.startSample === null);
   if (!turn) return;
   turn.firstFrameAt ??= at;
+  turn.decodeMs ??= decodeMs;
   turn.startSample ??= first;
-  if (turn.dryAt !== null) {
-    turn.gaps.push({ at_ms: rounded(turn.dryAt - turn.sentAt), gap_ms: rounded(at - turn.dryAt) });
-    turn.shiftMs += at - turn.dryAt;
-    turn.dryAt = null;
-  }
   const dueAt = (turn.begunAt ?? at) + turn.shiftMs + turn.slacks.length * FRAME_MS;
   if (turn.isResuming) turn.shiftMs += at - dueAt;
   else if (turn.slacks.length && dueAt - at < LATE_MS) turn.nLate++;
@@ -151,6 +157,30 @@ function frameCame({ first, peak, at }) {
   turn.arrivals.push(rounded(at - turn.sentAt));
   turn.peaks.push(peak);
   animate();
+}
+
+function begun(turn, { at }) {
+  turn.begunAt ??= at;
+  if (turn.dryAt === null) return;
+  const gapMs = at - turn.dryAt;
+  const frame = Math.round((turn.dryAt - turn.begunAt - turn.shiftMs) / FRAME_MS);
+  turn.gaps.push({ at_ms: rounded(turn.dryAt - turn.sentAt), gap_ms: rounded(gapMs), frame });
+  turn.shiftMs += gapMs;
+  turn.dryAt = null;
+  call.expectGaps(true);
+  if (gapMs > TELL_GAP_MS) field("say-state").value = t("goesOn", Math.round(gapMs));
+}
+
+function wentDry(turn, { at, isAtMark }) {
+  turn.dryAt = at;
+  if (turn.over) {
+    const waitMs = heardMs(turn) < turn.audioMs - BEHIND_MS ? UNDER_WAY_MS : 0;
+    setTimeout(() => turn.dryAt === at && turn.over?.(), waitMs);
+  }
+  if (isAtMark) return;
+  setTimeout(() => {
+    if (turn.dryAt === at && turn.outcome === "speaking") field("say-state").value = t(navigator.onLine ? "waitsForSound" : "waitsForNetwork");
+  }, TELL_GAP_MS);
 }
 
 function becameAudible(turn, { at }) {
@@ -169,22 +199,41 @@ function resumed(turn, event) {
 
 function end(turn, outcome) {
   turn.outcome = outcome;
+  turn.over = null;
   turn.endedAt = performance.now();
-  call.boundary = call.received;
+  if (call) {
+    call.boundary = call.received;
+    call.expectGaps(false);
+  }
+  leaveWhenUnused();
   draw(turn);
   showTurn(turn, turns);
 }
 
 function cleared(turn, event) {
-  Object.assign(turn, { heardMs: event.heard_ms, heardChars: event.heard_chars, reason: event.reason, basis: event.basis });
+  Object.assign(turn, { heardMs: event.heard_ms, heardChars: event.heard_chars, reason: event.reason, basis: event.basis, latency: event.latency ?? null });
   end(turn, "cleared");
 }
 
 function done(turn, event) {
-  Object.assign(turn, { latency: event.latency, audioMs: event.audio_ms, heardMs: event.audio_ms, underruns: event.underruns });
+  Object.assign(turn, { latency: event.latency, audioMs: event.audio_ms, underruns: event.underruns });
   turn.engines = event.engines ?? turn.engines;
-  turn.heardChars = turn.chars.length;
-  end(turn, "done");
+  const over = () => {
+    turn.heardMs = event.audio_ms;
+    turn.heardChars = turn.chars.length;
+    end(turn, "done");
+    update();
+  };
+  // The server does not wait long for a late network. What is here, or under way, is still heard to its end.
+  if (turn.startSample !== null && heardMs(turn) < event.audio_ms - BEHIND_MS) turn.over = over;
+  else over();
+}
+
+// Take what this page has played for what was heard.
+function endHere(turn, outcome, ms) {
+  turn.heardMs = Math.max(0, ms);
+  turn.heardChars = turn.words.filter((word) => word.end_ms <= turn.heardMs).reduce((most, word) => Math.max(most, word.to), 0);
+  end(turn, outcome);
 }
 
 function failed(turn, event) {
@@ -193,20 +242,50 @@ function failed(turn, event) {
   note(turn, (found) => {
     found.heardChars = [...(event.heard_text ?? "")].length;
     found.heardMs = event.heard_ms ?? 0;
+    found.latency = event.latency ?? null;
     end(found, "failed");
   }, event);
 }
 
-function connectionLost({ reason }) {
-  const wasSpeaking = speaking();
-  tell(reason ? `${t("lost")} (${reason})` : t("lost"));
-  for (const turn of wasSpeaking) {
-    turn.heardMs = Math.max(0, heardMs(turn));
-    turn.heardChars = turn.words.filter((word) => word.end_ms <= turn.heardMs).reduce((most, word) => Math.max(most, word.to), 0);
-    end(turn, "lost");
+function connectionLost({ code, reason, isSilent }) {
+  const cut = speaking(), microphone = microphoneIsOn();
+  for (const turn of cut) {
+    if (turn.interruptedAt !== null) endHere(turn, "cleared", turn.interruptedMs);
+    else endHere(turn, "lost", heardMs(turn));
   }
+  call = null;
   setMicrophone(false);
+  field("say-state").value = "";
   update();
+  if (!cut.length && !microphone) return; // nobody misses it, and the next text connects again
+  const told = isSilent ? t("noAnswer") : reason;
+  const why = told ? ` (${told})` : "";
+  const isOver = code === 1000 || code === 1008; // the server wanted it so
+  tell(t(isOver ? "ended" : "lost", why));
+  if (isOver) return;
+  returning = { why, microphone };
+  askState();
+}
+
+// Connect again when the server can be reached.
+async function comeBack() {
+  const back = returning;
+  if (!back || opening || !serverState()?.ready) return;
+  try {
+    await theCall();
+    tell(t("back", back.why));
+  } catch {
+    // It is tried again with the next news of the server.
+  }
+}
+
+function leaveWhenUnused() {
+  clearTimeout(unused);
+  unused = setTimeout(() => {
+    if (speaking().length || microphoneIsOn()) return leaveWhenUnused();
+    call?.end();
+    call = null;
+  }, UNUSED_MS);
 }
 
 // ------------------------------------------------------------- speaking
@@ -221,6 +300,7 @@ async function speak(text) {
     options: { ...configuration(), quality: field("quality").value, how: field("how").value },
     sentAt, words: [], sentences: [], events: [], arrivals: [], slacks: [], peaks: [], gaps: [], nLate: 0, shiftMs: 0, isResuming: false, startSample: null,
     firstFrameAt: null, begunAt: null, audibleAt: null, dryAt: null, endedAt: null, outcome: "speaking",
+    call: null, decodeMs: null, interruptedAt: null, interruptedMs: 0, silentAt: null, over: null,
     heardMs: 0, heardChars: 0, latency: null, firstAudioMs: null, audioMs: null, underruns: null, engines: null,
   };
   turns.unshift(turn);
@@ -233,6 +313,7 @@ async function speak(text) {
     const here = await theCall();
     if (turn.outcome !== "speaking") return;
     field("say-state").value = t("waiting");
+    turn.call = here;
     here.send(configuration());
     if (isWhole) here.send({ type: "say", turn: turn.id, text });
     else await write(here, turn, text);
@@ -267,13 +348,13 @@ async function write(here, turn, text) {
 
 function interrupt() {
   const turn = speaking().at(-1);
-  if (!turn) return;
-  if (!call || call.isOver) {
-    end(turn, "cleared");
-    return;
-  }
+  if (!turn || turn.interruptedAt !== null) return;
+  turn.interruptedAt = performance.now();
+  if (!call || call.isOver) return endHere(turn, "cleared", 0);
   const playing = speaking().find((each) => each.startSample !== null && heardMs(each) > 0) ?? null;
-  call.interrupt(playing === turn ? heardMs(turn) : null);
+  turn.interruptedMs = playing === turn ? heardMs(turn) : 0;
+  call.interrupt(playing === turn ? turn.interruptedMs : null);
+  if (turn.over) endHere(turn, "cleared", turn.interruptedMs); // for the server it is over
 }
 
 function pauseOrResume() {
@@ -319,8 +400,8 @@ function addCard(turn) {
   turn.wave = element("canvas", { hidden: true, ariaHidden: "true" });
   turn.foot = element("footer", {});
   turn.card.append(turn.line, turn.wave, turn.foot);
-  field("turns").prepend(turn.card);
-  while (field("turns").children.length > MOST_TURNS) field("turns").lastChild.remove();
+  field("turns").prepend(turn.card, field("waterfall"));
+  while (field("turns").children.length > MOST_TURNS + 1) field("turns").lastChild.remove();
 }
 
 // Write the turn's text: a span for each word whose time is known, and two parts once it is over.
@@ -350,6 +431,13 @@ function draw(turn) {
   const first = turn.audibleAt === null ? [] : [t("firstSound", Math.round(turn.audibleAt - turn.sentAt))];
   const voice = turn.engines?.join(", ") ?? turn.options.voice;
   turn.foot.replaceChildren(...[outcome, ...first, voice].filter(Boolean).map((part) => element("span", {}, part)));
+  if (!isOver) return;
+  const times = element("button", { type: "button", className: "at" }, t("waterfall"));
+  times.addEventListener("click", () => {
+    showTurn(turn, turns);
+    field("waterfall").scrollIntoView({ block: "nearest" });
+  });
+  turn.foot.append(times);
 }
 
 function light(turn) {
@@ -392,6 +480,7 @@ function animate() {
       if (turn.begunAt === null && heardMs(turn) > 0) turn.begunAt = performance.now() - heardMs(turn);
       light(turn);
       if (turn.peaks.length) drawWave(turn);
+      if (turn.over && heardMs(turn) >= turn.audioMs) turn.over();
     }
     isAnimating = live.length > 0;
     if (isAnimating) requestAnimationFrame(step);
@@ -456,6 +545,10 @@ addEventListener("language", () => {
 addEventListener("theme", () => { update(); if (turns[0]) showTurn(turns[0], turns); });
 addEventListener("resize", update);
 addEventListener("token-given", loadVoices);
+addEventListener("server-state", comeBack);
+for (const change of ["online", "offline"]) {
+  addEventListener(change, () => { if (current()) field("say-state").value = change === "offline" ? t("waitsForNetwork") : ""; });
+}
 addEventListener("pagehide", () => call?.end());
 field("text").addEventListener("focus", () => void audioContextWhenAllowed(), { once: true });
 

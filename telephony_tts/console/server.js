@@ -26,7 +26,7 @@ export async function ask(path, options = {}) {
   try {
     response = await fetch(new URL(path, base), how);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (options.signal?.aborted) throw options.signal.reason;
     throw new ServerError(0, "unreachable", "the server cannot be reached");
   }
   if (response.ok) return response;

@@ -3,29 +3,43 @@
 import { element, one, save } from "./server.js";
 import { t } from "./texts.js";
 
-const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageServer", "stageNetwork", "stageOutput", "stageSilence"];
-const COLOURS = { stageText: 0, stageQueue: 1, stageEngine: 2, stageFrame: 3, stageServer: 3, stageNetwork: 4, stageOutput: 5, stageSilence: 6 };
+const STAGES = ["stageText", "stageQueue", "stageEngine", "stageFrame", "stageServer", "stageNetwork", "stageDecode", "stageOutput", "stageSilence", "stageCut"];
+const COLOURS = { stageText: 0, stageQueue: 1, stageEngine: 2, stageFrame: 3, stageServer: 3, stageNetwork: 4, stageDecode: 1, stageOutput: 5, stageSilence: 6, stageCut: 6 };
 
-// The stages from the text to the first sound that is heard: [name, begin, length] in ms since the text was sent.
+// The stages from the text to the first sound that is heard: [name, begin, length] in ms since the text was sent. Of a turn
+// that ended sooner they go up to its end.
 export function stages(turn) {
-  const first = turn.latency?.first_audio_ms ?? turn.firstAudioMs;
-  if (first === null || first === undefined || turn.firstFrameAt === null) return [];
-  const arrived = turn.firstFrameAt - turn.sentAt;
-  const begun = Math.max(arrived, (turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
-  const audible = Math.max(begun, (turn.audibleAt ?? turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
-  // Only a turn that was heard to its end comes with the parts of the server's time.
-  const { text_to_sentence_ms: text = 0, queue_ms: queue = 0, first_pcm_ms: engine = 0 } = turn.latency ?? {};
-  const server = turn.latency
-    ? [["stageText", text], ["stageQueue", queue], ["stageEngine", engine], ["stageFrame", Math.max(0, first - queue - engine)]]
-    : [["stageServer", first]];
-  const lengths = [
-    ...server, ["stageNetwork", Math.max(0, arrived - text - first)], ["stageOutput", begun - arrived], ["stageSilence", audible - begun],
-  ];
+  const known = turn.latency ?? {};
+  const first = known.first_audio_ms ?? turn.firstAudioMs ?? undefined;
+  const { text_to_sentence_ms: text = 0, queue_ms: queue, first_pcm_ms: engine } = known;
+  const found = [];
+  if (known.text_to_sentence_ms !== undefined) found.push(["stageText", text]);
+  if (engine !== undefined) {
+    found.push(["stageQueue", queue], ["stageEngine", engine]);
+    if (first !== undefined) found.push(["stageFrame", Math.max(0, first - queue - engine)]);
+  } else if (first !== undefined) found.push(["stageServer", first]); // the turn is not over, so its parts are not known
+  if (first !== undefined && turn.firstFrameAt !== null) {
+    const arrived = turn.firstFrameAt - turn.sentAt;
+    const decoded = arrived + turn.decodeMs;
+    const begun = Math.max(decoded, (turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
+    const audible = Math.max(begun, (turn.audibleAt ?? turn.begunAt ?? turn.firstFrameAt) - turn.sentAt);
+    found.push(["stageNetwork", Math.max(0, arrived - text - first)], ["stageDecode", turn.decodeMs], ["stageOutput", begun - decoded], ["stageSilence", audible - begun]);
+  }
+  const endMs = endedAfter(turn) ?? Infinity;
   let at = 0;
-  return lengths.map(([name, length]) => {
-    at += length;
-    return [name, at - length, length];
+  const bars = found.map(([name, length]) => {
+    const begin = Math.min(at, endMs);
+    at = Math.min(at + length, endMs);
+    return [name, begin, at - begin];
   });
+  if (turn.audibleAt === null && at < endMs && endMs < Infinity) bars.push(["stageCut", at, endMs - at]);
+  return bars;
+}
+
+// When a turn ended that was not heard to its end, in ms since its text was sent.
+function endedAfter(turn) {
+  if (turn.endedAt === null || turn.outcome === "done") return undefined;
+  return (turn.interruptedAt ?? turn.endedAt) - turn.sentAt;
 }
 
 const FIGURES = {
@@ -33,11 +47,15 @@ const FIGURES = {
   networkFirst: (turn) => (turn.firstFrameAt === null ? undefined : turn.firstFrameAt - turn.sentAt),
   audibleFirst: (turn) => (turn.audibleAt === null ? undefined : turn.audibleAt - turn.sentAt),
   heardFor: (turn) => turn.heardMs,
+  endedAfter,
+  toSilence: (turn) => (turn.silentAt === null ? undefined : Math.max(0, turn.silentAt - turn.interruptedAt)),
   gaps: (turn) => turn.gaps.length,
+  gapTime: (turn) => (turn.gaps.length ? turn.gaps.reduce((sum, { gap_ms }) => sum + gap_ms, 0) : undefined),
   lateFrames: (turn) => turn.nLate,
   underruns: (turn) => turn.underruns ?? undefined,
 };
 const COUNTS = ["gaps", "lateFrames", "underruns"];
+const MAIN = ["networkFirst", "audibleFirst", "heardFor", ...COUNTS]; // shown also where nothing is known of them
 
 export function percentile(values, share) {
   const sorted = values.filter((value) => value !== undefined).sort((a, b) => a - b);
@@ -49,6 +67,7 @@ function shown(name, value) {
   return COUNTS.includes(name) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
 }
 
+const TITLE_CHARS = 40;
 let drawn = null;
 let all = [];
 
@@ -56,12 +75,13 @@ export function showTurn(turn, turns) {
   drawn = turn;
   all = turns;
   one("#waterfall").hidden = false;
+  one("#of-turn").textContent = turn.text.length > TITLE_CHARS ? `${turn.chars.slice(0, TITLE_CHARS).join("")} …` : turn.text;
   drawBars(turn);
   const over = turns.filter((each) => each.endedAt !== null);
   const head = ["figure", "thisTurn"].map((key) => t(key)).concat("p50", "p95");
   const rows = Object.entries(FIGURES).flatMap(([name, figure]) => {
     const values = over.map(figure);
-    if (name === "stageServer" && turn.latency && !values.some((value) => value !== undefined)) return [];
+    if (!MAIN.includes(name) && [figure(turn), ...values].every((value) => value === undefined)) return [];
     const cells = [figure(turn), percentile(values, 0.5), percentile(values, 0.95)];
     return element("tr", {}, element("th", { scope: "row" }, t(name)), ...cells.map((cell) => element("td", { className: "n" }, shown(name, cell))));
   });
@@ -90,6 +110,7 @@ function drawBars(turn) {
   pen.textBaseline = "middle";
   const bars = stages(turn);
   const total = bars.length ? bars.at(-1)[1] + bars.at(-1)[2] : 1;
+  const endMs = endedAfter(turn);
   const scale = (width - names - values) / Math.max(total, 1);
   const tall = 24 * ratio;
   for (const [n, [name, begin, length]] of bars.entries()) {
@@ -102,33 +123,54 @@ function drawBars(turn) {
     pen.fillStyle = ink;
     pen.fillText(length.toFixed(1), names + (begin + length) * scale + 6 * ratio, y);
   }
+  if (endMs !== undefined && endMs <= total) {
+    pen.fillStyle = colour("--bad");
+    pen.fillRect(names + endMs * scale, 0, 2 * ratio, bars.length * tall);
+  }
   drawFrames(turn, pen, { y: bars.length * tall + 18 * ratio, width, names, ratio, colour, ink });
   const label = bars.map(([name, , length]) => `${t(name)} ${length.toFixed(0)} ms`).join(", ");
   canvas.setAttribute("aria-label", label || t("waterfall"));
 }
 
-// A line for each frame: how long before it had to be played it was there. A gap is marked.
+// A line for each frame: how long before it had to be played it was there. Gaps are red, with their length. The line across
+// is where the sound ended for the listener.
 function drawFrames(turn, pen, { y, width, names, ratio, colour, ink }) {
   if (!turn.arrivals.length) return;
   const tall = 36 * ratio;
   const step = (width - names - 4 * ratio) / Math.max(turn.arrivals.length, 50);
   pen.fillStyle = ink;
-  pen.fillText(t("heardFor"), 0, y + tall / 2, names - 10 * ratio);
+  pen.fillText(t("early"), 0, y + tall / 2, names - 10 * ratio);
   for (const [n, slack] of turn.slacks.entries()) {
     const high = Math.max(0.06, Math.min(1, slack / 250)) * tall;
     pen.fillStyle = colour(slack < 0 ? "--bad" : slack < 20 ? "--warn" : "--accent");
     pen.fillRect(names + n * step, y + tall - high, Math.max(step * 0.75, 0.7), high);
   }
-  const heard = names + (turn.heardMs / 20) * step;
-  pen.fillStyle = ink;
-  pen.fillRect(Math.min(heard, width - 2 * ratio), y - 4 * ratio, 2 * ratio, tall + 8 * ratio);
+  let free = 0;
+  for (const { frame, gap_ms } of turn.gaps) {
+    const x = names + frame * step, told = `${gap_ms.toFixed(0)} ms`;
+    pen.fillStyle = colour("--bad");
+    pen.fillRect(x - ratio, y - 4 * ratio, 2 * ratio, tall + 4 * ratio);
+    if (x < free) continue;
+    free = x + pen.measureText(told).width + 12 * ratio;
+    pen.fillText(told, Math.min(x + 3 * ratio, width - pen.measureText(told).width), y - 6 * ratio);
+  }
+  const isWhole = turn.outcome === "done";
+  const heard = Math.min(names + (turn.heardMs / 20) * step, width - 2 * ratio);
+  pen.fillStyle = isWhole ? ink : colour("--bad");
+  pen.fillRect(heard, y - 4 * ratio, 2 * ratio, tall + 8 * ratio);
+  if (isWhole || turn.endedAt === null) return;
+  const told = `${t(turn.outcome === "cleared" ? "interrupted" : turn.outcome === "lost" ? "lostTurn" : "failed")}: ${(turn.heardMs / 1000).toFixed(2)} s`;
+  const isLeft = heard + pen.measureText(told).width + 6 * ratio > width;
+  pen.textAlign = isLeft ? "right" : "left";
+  pen.fillText(told, heard + (isLeft ? -4 : 6) * ratio, y + tall + 10 * ratio);
+  pen.textAlign = "left";
 }
 
 const exported = (turn) => ({
   turn: turn.id, when: turn.when, text: turn.text, options: turn.options, outcome: turn.outcome, reason: turn.reason ?? null,
   heard_ms: turn.heardMs, heard_text: turn.chars.slice(0, turn.heardChars).join(""), audio_ms: turn.audioMs,
   figures_ms: Object.fromEntries(Object.entries(FIGURES).map(([name, figure]) => [name, figure(turn) ?? null])),
-  latency: turn.latency, gaps: turn.gaps, frames_ms: turn.arrivals, slack_ms: turn.slacks, words: turn.words.map(({ span: _, ...word }) => word), events: turn.events,
+  stages_ms: stages(turn).map(([name, begin, length]) => ({ stage: name, begin, length })), latency: turn.latency, gaps: turn.gaps, frames_ms: turn.arrivals, slack_ms: turn.slacks, words: turn.words.map(({ span: _, ...word }) => word), events: turn.events,
 });
 
 one("#save-json").addEventListener("click", () => {

@@ -5,6 +5,7 @@ const FADE_S = 0.004; // a cut without it would click
 const AUDIBLE = 0.005; // -46 dBFS: below it the sound is taken for silence
 const REPORT_SAMPLES = 1024;
 const FILL_S = 0.06; // so much is there before the sound begins, or so long was waited for it
+const MOST_FILL_S = 0.8; // the same on a network that was late again and again
 
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
@@ -102,6 +103,8 @@ class Speaker extends AudioWorkletProcessor {
     this.received = 0;
     this.played = 0; // of the received ones; those that were cleared count too
     this.marks = [];
+    this.lastMarkAt = 0;
+    this.fillS = FILL_S;
     this.gone = new Float32Array(0); // the end of what was cleared, faded out
     this.nSince = 0;
     this.restart();
@@ -109,6 +112,7 @@ class Speaker extends AudioWorkletProcessor {
       if (data.pcm) this.take(data.pcm);
       else if (data.mark !== undefined) this.marks.push({ name: data.mark, at: this.received });
       else if (data.clear) this.clear();
+      else if (data.isLate !== undefined) this.fillS = data.isLate ? Math.min(MOST_FILL_S, 2 * this.fillS) : FILL_S;
     };
   }
   restart() {
@@ -121,11 +125,11 @@ class Speaker extends AudioWorkletProcessor {
   take(pcm) {
     if (this.isIdle && this.fillUntil === null) {
       this.restart();
-      this.fillUntil = currentTime + FILL_S;
+      this.fillUntil = currentTime + this.fillS;
     }
     this.resampler.input.append(pcm);
     this.received += pcm.length;
-    if (this.received - this.offset >= FILL_S * this.fromHz) this.begin();
+    if (this.received - this.offset >= this.fillS * this.fromHz) this.begin();
   }
   begin() {
     if (!this.isIdle || this.fillUntil === null) return;
@@ -172,8 +176,12 @@ class Speaker extends AudioWorkletProcessor {
     this.nSince += left.length;
     if (!this.isIdle || isDry) this.played = Math.min(this.received, this.offset + this.resampler.at);
     if (isDry) this.played = this.received;
-    while (this.marks.length && this.marks[0].at <= this.played) this.port.postMessage({ mark: this.marks.shift().name });
-    if (isDry) this.report({ dry: currentTime });
+    while (this.marks.length && this.marks[0].at <= this.played) {
+      this.lastMarkAt = this.marks[0].at;
+      this.port.postMessage({ mark: this.marks.shift().name });
+    }
+    // Behind a mark a sentence is over; elsewhere sound is missing.
+    if (isDry) this.report({ dry: currentTime, isAtMark: this.lastMarkAt === this.received });
     else if (this.nSince >= REPORT_SAMPLES && !this.isIdle) this.report({});
     return true;
   }

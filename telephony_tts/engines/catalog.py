@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Protocol, cast
@@ -48,6 +50,28 @@ class AbsentEngine:
     how_to_get: str
 
 
+class _LastLine(logging.Handler):
+    """Keeps the last line that engines have logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """While it lasts the engines are heard. Their processes log through this one."""
+        engines = logging.getLogger(__package__)
+        engines.addHandler(self)
+        try:
+            yield
+        finally:
+            engines.removeHandler(self)
+            self.text = ""
+
+
 class Catalog:
     """`engines` in order of preference, the default first. `routes` maps the prefix of a language to an engine.
 
@@ -74,6 +98,7 @@ class Catalog:
         self._default = engines[0]
         self._inserts = InsertPlayer()
         self._loading = dict.fromkeys(self._engines, "waiting")
+        self._last_line = _LastLine()
         self._absent = tuple(absent)
         self._detector = detector
         self.failover = failover
@@ -119,7 +144,8 @@ class Catalog:
                 await asyncio.to_thread(self._detector.load)
             for name, engine in self._engines.items():
                 self._loading[name] = "loading"
-                await engine.start()
+                with self._last_line.attached():
+                    await engine.start()
                 self._loading[name] = "loaded"
         except BaseException:
             await self.close()
@@ -140,6 +166,11 @@ class Catalog:
     def loading(self) -> dict[str, str]:
         """How far `start` is with each engine: "waiting", "loading" or "loaded"."""
         return dict(self._loading)
+
+    @property
+    def loading_step(self) -> str:
+        """What the engine that loads has logged last. Empty if it has logged nothing, and if none loads."""
+        return self._last_line.text
 
     def stats(self) -> dict[str, EngineStats]:
         return {name: engine.stats() for name, engine in self._engines.items()}

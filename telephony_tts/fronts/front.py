@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
@@ -17,7 +18,7 @@ from telephony_tts.fronts.claims import Claims, UsedNonces
 from telephony_tts.fronts.loads import Loads, name_of, parts_of
 from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, packed, snapshot, unpacked
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
-from telephony_tts.fronts.socket_mover import SocketMover
+from telephony_tts.fronts.socket_mover import ACTIVITY, METRICS, SocketMover
 from telephony_tts.fronts.spreading import better_front
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
 
@@ -43,7 +44,7 @@ class Front:
         self._folder = folder
         self._loads = loads
         self._number = number
-        self._shared_engines = shared_engines
+        self.shared_engines = shared_engines
         self._own = FrontLoad()
         self._use: Mapping[str, Mapping[str, float]] = {}
         self._gone: set[str] = set()
@@ -142,12 +143,16 @@ class Front:
 
     @asynccontextmanager
     async def listening(
-        self, adopt: Callable[[socket.socket, MovedSocket], Awaitable[None]], gauges: Callable[[], None]
+        self,
+        adopt: Callable[[socket.socket, MovedSocket], Awaitable[None]],
+        gauges: Callable[[], None],
+        activity: Callable[[], dict[str, Any]],
     ) -> AsyncIterator[None]:
-        """Take the connections of other fronts while the context lasts, and answer their scrapes. Raises OSError."""
+        """Take the connections of other fronts while the context lasts, and answer their questions. Raises OSError."""
         self._gauges = gauges
         begun = asyncio.Event()
-        serving = asyncio.create_task(self._mover.listen(adopt, self._snapshot, begun.set), name="moved connections")
+        answers = {METRICS: self._snapshot, ACTIVITY: lambda: json.dumps(activity()).encode()}
+        serving = asyncio.create_task(self._mover.listen(adopt, answers, begun.set), name="moved connections")
         waiting = asyncio.create_task(begun.wait())
         keeping = asyncio.create_task(self._keep_metrics(), name="keep metrics")
         try:
@@ -201,13 +206,25 @@ class Front:
             except ValueError as error:
                 _log.warning("metrics_missing", front=name, why=str(error))
         now, ended = metrics_folder.with_ended(self._folder.metrics, running)
-        return added(now, ended, self._shared_engines)
+        return added(now, ended, self.shared_engines)
 
     async def _metrics_of(self, name: str) -> bytes | None:
         try:
-            return await self._mover.metrics(name)
+            return await self._mover.ask(name, METRICS)
         except FrontGone:
             return None
         except (OSError, EOFError, TimeoutError) as error:
             _log.warning("metrics_missing", front=name, why=str(error) or type(error).__name__)
             return None
+
+    # -------------------------------------------------------------- activity
+
+    async def activities(self) -> list[dict[str, Any] | None]:
+        return await asyncio.gather(*(self._activity_of(name) for name in self._other_loads()))
+
+    async def _activity_of(self, name: str) -> dict[str, Any] | None:
+        try:
+            told: dict[str, Any] = json.loads(await self._mover.ask(name, ACTIVITY))
+        except (FrontGone, OSError, EOFError, TimeoutError, ValueError):
+            return None  # the console says so; it asks again in a second
+        return told

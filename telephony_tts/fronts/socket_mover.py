@@ -1,7 +1,7 @@
 """Sends sockets to other fronts, and takes theirs: one short connection to the other front's Unix socket for each.
 
 A request is its kind (one byte), the length of its body, and the body; a moved socket rides on the kind. The answer is
-one byte, or for metrics its length and the answer. Each step has a deadline.
+one byte. A question is its kind alone, and its answer a length and so many bytes. Each step has a deadline.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from telephony_tts import logs
 from telephony_tts.transport.fronts import FrontGone, MovedSocket, unpacked
 
 _log = logs.get(__name__)
-_MOVE, _METRICS = b"S", b"M"
+_MOVE = b"S"
+METRICS, ACTIVITY = b"M", b"A"
+"""The questions."""
 _TAKEN = b"+"
 _LENGTH = struct.Struct("!I")
 _MAX_BODY_BYTES = 1 << 21
@@ -29,9 +31,11 @@ _AT_ONCE = 512
 _ACCEPT_AGAIN_S = 0.1
 MOVE_S = 4.0
 """How long another front may take to confirm a connection. Its event loop runs within milliseconds, or it hangs."""
-METRICS_S = 1.0
+ANSWER_S = 1.0
 
 Adopt = Callable[[socket.socket, MovedSocket], Awaitable[None]]
+Answers = Mapping[bytes, Callable[[], bytes]]
+"""What makes the answer to each kind of question."""
 
 
 class SocketMover:
@@ -41,7 +45,7 @@ class SocketMover:
         self._path_of = path_of
         self._name = name
 
-    async def listen(self, adopt: Adopt, metrics: Callable[[], bytes], listening: Callable[[], None]) -> None:
+    async def listen(self, adopt: Adopt, answers: Answers, listening: Callable[[], None]) -> None:
         """Serve requests of other fronts. `listening` is called when they can come. Raises OSError."""
         path = self._path_of(self._name)
         with suppress(FileNotFoundError):
@@ -63,17 +67,17 @@ class SocketMover:
                         room.release()
                         await asyncio.sleep(_ACCEPT_AGAIN_S)
                         continue
-                    serving = group.create_task(self._serve(connection, adopt, metrics))
+                    serving = group.create_task(self._serve(connection, adopt, answers))
                     serving.add_done_callback(lambda _: room.release())
 
-    async def _serve(self, connection: socket.socket, adopt: Adopt, metrics: Callable[[], bytes]) -> None:
+    async def _serve(self, connection: socket.socket, adopt: Adopt, answers: Answers) -> None:
         """One request. Raises nothing: what fails is logged."""
         fds: list[int] = []
         try:
             async with asyncio.timeout(MOVE_S):
                 kind = await _receive_fds(connection, fds)
-                if kind == _METRICS:
-                    answer = metrics()
+                if kind in answers:
+                    answer = answers[kind]()
                     await asyncio.get_running_loop().sock_sendall(connection, _LENGTH.pack(len(answer)) + answer)
                     return
                 body = await _receive_body(connection, _MAX_BODY_BYTES)
@@ -109,11 +113,11 @@ class SocketMover:
                 raise
             sock.close()
 
-    async def metrics(self, of: str) -> bytes:
+    async def ask(self, of: str, question: bytes) -> bytes:
         """The answer of another front. Raises FrontGone, OSError, EOFError or TimeoutError."""
         with await self._connect(of) as connection:
-            async with asyncio.timeout(METRICS_S):
-                await asyncio.get_running_loop().sock_sendall(connection, _METRICS)
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.get_running_loop().sock_sendall(connection, question)
                 return await _receive_body(connection, _MAX_ANSWER_BYTES)
 
     async def _connect(self, to: str) -> socket.socket:

@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts import logs, metrics
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import Busy, ConfigError, TelephonyTTSError
 from telephony_tts.http_api.responses import HttpApi
 from telephony_tts.recording import folder as folders
@@ -31,7 +31,6 @@ SLOW_WATCHER_S = 5.0
 """A watcher that takes nothing for so long is dropped."""
 _PERIOD_S = 1.0
 _SOUND_PERIOD_S = 0.1
-_MOST_SAID_CHARS = 300
 _MOST_RECORDINGS = 200
 _PEAKS = 1_200
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -91,8 +90,11 @@ class ConsoleCalls:
     def __init__(self, api: HttpApi) -> None:
         self._server = api.server
         self._n_watchers = 0
-        self._snapshots: dict[bool, tuple[int, bytes]] = {}
-        """The last one with and without what is said, and when it was made: all watchers get the same."""
+        self._activity: tuple[int, dict[str, Any]] | None = None
+        """What all processes did at a time in nanoseconds."""
+        self._asking: asyncio.Task[None] | None = None
+        self._lines_of: dict[bool, bytes] = {}
+        """The activity as a line, with and without what is said: all watchers get the same."""
 
     def add_to(self, router: APIRouter) -> None:
         router.add_api_route("/api/calls", self._watch, methods=["GET"])
@@ -113,25 +115,32 @@ class ConsoleCalls:
         self._watch_began()
         try:
             while not self._server.draining:
-                yield self._snapshot(may_hear)
+                yield await self._snapshot(may_hear)
                 await asyncio.sleep(_PERIOD_S)
         finally:
             self._watch_ended()
 
-    def _snapshot(self, may_hear: bool) -> bytes:
-        now_ns = monotonic_ns()
-        made_ns, line = self._snapshots.get(may_hear, (0, b""))
-        if not line or now_ns - made_ns > _PERIOD_S * NS_PER_S / 2:
-            server = self._server
-            calls = sorted(server.registry.calls(), key=lambda call: call.began_ns)
-            shown = {
-                "may_hear": may_hear,
-                "most_calls": server.settings.limits.calls,
-                "loads": {name: round(stats.load, 3) for name, stats in server.catalog.stats().items()},
-                "calls": [_told(call, now_ns, may_hear) for call in calls if not call.over and call.kind != "http"],
-            }
-            line = json.dumps(shown, separators=(",", ":")).encode() + b"\n"
-            self._snapshots[may_hear] = now_ns, line
+    async def activity(self) -> dict[str, Any]:
+        """What all processes of the server do, at most half a second old. All that ask meanwhile get the same."""
+        if self._activity is None or monotonic_ns() - self._activity[0] > _PERIOD_S * NS_PER_S / 2:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._ask())
+                self._asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may be gone
+            await asyncio.shield(self._asking)
+        assert self._activity is not None
+        return self._activity[1]
+
+    async def _ask(self) -> None:
+        self._activity = monotonic_ns(), await self._server.activity_of_all()
+        self._lines_of.clear()
+
+    async def _snapshot(self, may_hear: bool) -> bytes:
+        now = await self.activity()
+        line = self._lines_of.get(may_hear)
+        if line is None:
+            calls = now["calls"] if may_hear else [{**call, "said": None} for call in now["calls"]]
+            shown = {"may_hear": may_hear, "most_calls": self._server.settings.limits.calls, **now, "calls": calls}
+            line = self._lines_of[may_hear] = json.dumps(shown, separators=(",", ":")).encode() + b"\n"
         return line
 
     async def _listen(self, call_id: str, request: Request) -> Response:
@@ -224,35 +233,6 @@ def need_supervisor(request: Request) -> None:
     """Raises NotSupervisor unless the request's token is a supervisor's."""
     if not request.state.supervises:
         raise NotSupervisor("this needs one of the tokens in server.supervisor_tokens, because callers speak there")
-
-
-def _told(call: Call, now_ns: int, may_hear: bool) -> dict[str, Any]:
-    """A call as one object."""
-    session = call.session
-    speaking = next((turn for turn in session.turns if turn.first_frame_ns is not None), None)
-    if session.is_paused:
-        state = "paused"
-    elif speaking is not None:
-        state = "speaking"
-    else:
-        state = "preparing" if session.turns else "silent"
-    said = None
-    if may_hear and speaking is not None:
-        said = None if speaking.is_private else speaking.source[-_MOST_SAID_CHARS:]
-    return {
-        "call": call.id,
-        "door": call.kind,
-        "bot": call.bot is not None,
-        "media": call.media is not None,
-        "codec": f"{session.settings.codec} {session.settings.rate_hz}",
-        "voice": call.voice_name(session.voice),
-        "state": state,
-        "turns": len(session.turns),
-        "underruns": session.n_underruns,
-        "recorded": call.recording is not None,
-        "age_ms": (now_ns - call.began_ns) // NS_PER_MS,
-        "said": said,
-    }
 
 
 def _drawn(replay: Replay) -> dict[str, Any]:

@@ -115,10 +115,11 @@ class Console:
 
     async def _state(self, request: Request) -> Response:
         """What the page must know about the server: it asks while the engines load, and again from time to time."""
-        return JSONResponse(self._snapshot(request.state.supervises), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await self._snapshot(request.state.supervises), headers={"Cache-Control": "no-store"})
 
-    def _snapshot(self, supervises: bool) -> dict[str, Any]:
+    async def _snapshot(self, supervises: bool) -> dict[str, Any]:
         server = self._api.server
+        of_all = await self._calls.activity()
         catalog, speech, stats = server.catalog, server.settings.speech, server.catalog.stats()
         default = catalog.engines[0].voices
         return {
@@ -135,11 +136,10 @@ class Console:
                 {
                     "name": engine.name,
                     "loading": catalog.loading[engine.name],
+                    "step": catalog.loading_step if catalog.loading[engine.name] == "loading" else "",
                     "ready": stats[engine.name].is_ready,
-                    "load": round(stats[engine.name].load, 3),
-                    "queued": stats[engine.name].n_queued,
-                    "running": stats[engine.name].n_running,
                     "voices": len(engine.voices),
+                    **of_all["engines"][engine.name],
                 }
                 for engine in catalog.engines
             ],

@@ -9,7 +9,8 @@ _MS = 1_000_000
 
 
 def latency(turn: Turn) -> dict[str, float | None]:
-    """Where the time of a turn's first sentence went, in milliseconds. Empty if nothing was spoken."""
+    """Where the time of a turn's first sentence went, in milliseconds. Empty if no sentence was complete; None for what
+    had not happened yet when the turn ended."""
     if not turn.parts:
         return {}
     first = turn.parts[0]
@@ -63,11 +64,7 @@ def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
     assert part.start_sample is not None and part.end_sample is not None
     rate_hz = turn.settings.rate_hz
     start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
-    sentence = part.sentence
-    text = sentence.text
-    if turn.markup is not None:
-        text = turn.source[turn.in_source(sentence.start) : turn.in_source(sentence.end)]
-    return SentenceSpoken(turn.id, part.index, text, start_ms, end_ms, speakers([part]))
+    return SentenceSpoken(turn.id, part.index, turn.text_of(part.sentence), start_ms, end_ms, speakers([part]))
 
 
 def speakers(parts: list[Part]) -> list[str] | None:

@@ -478,7 +478,10 @@ class Session:
             heard_at_ms = position * 1000 // self.settings.rate_hz
             if error is None:
                 self._end_turn(
-                    turn, m.Cleared(turn.id, text[:offset], offset, heard_at_ms, text[offset:], basis, reason)
+                    turn,
+                    m.Cleared(
+                        turn.id, text[:offset], offset, heard_at_ms, text[offset:], basis, reason, latency(turn)
+                    ),
                 )
             else:
                 self._end_turn(
@@ -487,6 +490,7 @@ class Session:
                         error.code, error.message, turn=turn.id, retryable=error.retryable,
                         retry_after_ms=error.retry_after_ms,
                         heard_text=text[:offset], heard_ms=heard_at_ms, unheard_text=text[offset:],
+                        latency=latency(turn),
                     ),
                 )
         return True

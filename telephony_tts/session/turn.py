@@ -204,6 +204,12 @@ class Turn:
         """Where the character at `offset` stands in what the bot wrote: behind all tags at this place."""
         return offset if self.markup is None else self.markup.begin(offset)
 
+    def text_of(self, sentence: Sentence) -> str:
+        """A sentence as the bot wrote it, with its tags."""
+        if self.markup is None:
+            return sentence.text
+        return self.source[self.in_source(sentence.start) : self.in_source(sentence.end)]
+
     def append(self, text: str, now_ns: int) -> None:
         self.last_text_ns = now_ns
         self._n_timeouts = 0

@@ -5,6 +5,9 @@ With several front processes this decides, before the handshake is answered, whi
 
 from __future__ import annotations
 
+import re
+from urllib.parse import unquote
+
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.vendor_leg import open_dialect, split_call, vendor_of
 from telephony_tts.wire.fields import CALL_NAME
@@ -14,6 +17,8 @@ from telephony_tts.wire.vendor import Refused, query_of
 
 _WITH_OPTION = ("/v1/stream", "/media/vonage", "/media/genesys", "/media/jambonz")
 """Paths with the option `call`."""
+_IN_CONSOLE = re.compile(r"/console/api/calls/([^/?]+)(?:/sound)?(?:\?.*)?")
+"""A call that a person hears or ends in the console."""
 
 
 def call_in(head: RequestHead) -> str | None:
@@ -36,7 +41,9 @@ def call_in(head: RequestHead) -> str | None:
 
 
 def call_of_http(target: str) -> str | None:
-    """The call that an HTTP request joins. None if it joins none, or one that will be refused."""
+    """The call that an HTTP request joins, hears or ends. None if it does none of it, or will be refused."""
+    if (shown := _IN_CONSOLE.fullmatch(target)) is not None:
+        return unquote(shown[1])
     call, rest = split_call(target)
     if call is None:
         call = query_of(rest).get("call")

@@ -106,6 +106,10 @@ class CallCatalog:
         return found
 
     @property
+    def loading_step(self) -> str:
+        return str(self._whole.loading_step)
+
+    @property
     def retry_after_ms(self) -> int:
         return int(self._whole.retry_after_ms)
 

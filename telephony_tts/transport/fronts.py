@@ -150,5 +150,12 @@ class Fronts(Protocol):
     def use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
         """The same of the other fronts. Of fronts that have ended all but their calls still counts."""
 
+    @property
+    def shared_engines(self) -> frozenset[str]:
+        """The engines that run once for all fronts: each front reports the work of the whole."""
+
+    async def activities(self) -> list[dict[str, Any] | None]:
+        """What each other front does now, as `activity.activity` tells it. None for one that does not answer."""
+
     async def metrics(self, own: Callable[[], None]) -> MetricFamilies:
         """The metrics of all fronts together, for `metrics.encode`. `own` refreshes the gauges of this front."""

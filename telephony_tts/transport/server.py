@@ -35,7 +35,7 @@ from telephony_tts.clock import NS_PER_MS, monotonic_ns, unix_s
 from telephony_tts.errors import Busy
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.admission import Admission
-from telephony_tts.transport import origins
+from telephony_tts.transport import activity, origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
@@ -786,6 +786,19 @@ class Server:
         if (failover := self.catalog.failover) is not None:
             for name, is_open in failover.open_circuits(monotonic_ns()).items():
                 metrics.ENGINE_CIRCUIT_OPEN.labels(engine=name).set(is_open)
+
+    # ------------------------------------------------------------- activity
+
+    def activity(self) -> dict[str, Any]:
+        """What this process does now. See `activity.activity`."""
+        return activity.activity(self.registry, self.catalog, monotonic_ns())
+
+    async def activity_of_all(self) -> dict[str, Any]:
+        """What all processes of the server do now. See `activity.added`."""
+        own, others, shared = self.activity(), list[dict[str, Any] | None](), frozenset[str]()
+        if self._fronts is not None:
+            others, shared = await self._fronts.activities(), self._fronts.shared_engines
+        return activity.added(own, others, shared)
 
     # -------------------------------------------------------------- sockets
 

@@ -369,7 +369,7 @@ class Cleared:
     """The turn was interrupted. `heard_text` is a prefix of the bot's own text and `unheard_text` the rest.
 
     `basis` is the source of the position: "marks" (reports of the peer), "clock" (the server's schedule) or "client"
-    (the bot sent heard_ms).
+    (the bot sent heard_ms). `latency` is as in `Done`; it has only the figures that were known by then.
     """
 
     turn: str
@@ -379,6 +379,7 @@ class Cleared:
     unheard_text: str
     basis: str
     reason: str
+    latency: dict[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +443,7 @@ class WarningEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error. With `turn` it is the last event of that turn, and the heard fields are set.
+    """An error. With `turn` it is the last event of that turn, and the heard fields and `latency` are set.
 
     `about` names a turn that the error concerns but does not end. `fatal` announces a close.
     """
@@ -457,6 +458,7 @@ class ErrorEvent:
     heard_text: str | None = None
     heard_ms: int | None = None
     unheard_text: str | None = None
+    latency: dict[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(console_calls.__file__).resolve().parents[1] / "console"
 TOKENS: dict[str, Any] = {"tokens": ("bot", "boss"), "supervisor_tokens": ("boss",)}
 BOT, BOSS = {"Authorization": "Bearer bot"}, {"Authorization": "Bearer boss"}
-TEXT = "This is a sentence that takes a while to be spoken, and then it goes on with some more words. " * 3
+SENTENCE = "This is a sentence that takes a while to be spoken, and then it goes on with some more words."
+TEXT = f"{SENTENCE} " * 3
 
 
 # ------------------------------------------------------------------- the files
@@ -270,7 +271,7 @@ def test_the_calls_on_the_line_and_what_is_said_only_for_a_supervisor() -> None:
             async with watching(rig, **BOSS) as boss, watching(rig, **BOT) as other:
                 (call,) = (await snapshot(boss))["calls"]
                 assert (call["call"], call["door"], call["bot"], call["media"]) == ("c1", "stream", True, True)
-                assert (call["state"], call["said"]) == ("speaking", TEXT[-300:])
+                assert (call["state"], call["said"]) == ("speaking", SENTENCE)
                 seen = await snapshot(other)
                 assert seen["may_hear"] is False and seen["calls"][0]["said"] is None
                 await bot.send({"type": "clear"})
@@ -402,9 +403,13 @@ def keep_little(rig: Rig) -> None:
 
 
 def test_a_watcher_that_stops_reading_is_dropped_and_the_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def long_line(*_: object) -> bytes:
+        return b"x" * 500_000  # so that the buffers of both sockets are soon full
+
     async def main() -> None:
         monkeypatch.setattr(console_calls, "SLOW_WATCHER_S", 0.3)
-        monkeypatch.setattr(console_calls, "_PERIOD_S", 0.001)
+        monkeypatch.setattr(console_calls, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(console_calls.ConsoleCalls, "_snapshot", long_line)
         async with serving() as rig, greeted(rig.url(call="c1", audio="binary")) as bot:
             keep_little(rig)
             async with http_peer(rig.port, receive_buffer=4096) as peer:

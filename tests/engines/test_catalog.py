@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -248,3 +249,27 @@ def test_a_broken_engine_does_not_leave_the_others_open(broken: FakeEngine) -> N
         asyncio.run(body())
     with pytest.raises(EngineError, match="was closed"):
         still_speaks(good)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_engine_logs_while_it_loads_is_its_step(fails: bool) -> None:
+    seen: list[tuple[dict[str, str], str]] = []
+
+    class Slow(FakeEngine):
+        async def start(self) -> None:
+            seen.append((catalog.loading, catalog.loading_step))
+            logging.getLogger("telephony_tts.engines.slow.files").warning("reads %d of 3 files", 2)
+            seen.append((catalog.loading, catalog.loading_step))
+            if fails:
+                raise EngineUnavailable("a file is missing")
+
+    catalog = Catalog([Slow(name="one"), FakeEngine(name="two")])
+    n_before = len(logging.getLogger("telephony_tts.engines").handlers)
+    try:
+        asyncio.run(catalog.start())
+    except EngineUnavailable:
+        assert fails
+    loading = {"one": "loading", "two": "waiting"}
+    assert seen == [(loading, ""), (loading, "reads 2 of 3 files")]
+    assert catalog.loading_step == ""
+    assert len(logging.getLogger("telephony_tts.engines").handlers) == n_before

@@ -185,11 +185,12 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    async def network(self, *, offline: bool = False, latency_ms: float = 0, bytes_per_s: float = -1) -> None:
-        """Make the page's network slow, or cut it."""
+    async def network(self, *, is_there: bool) -> None:
+        """Tell the page that its machine has a network, or has none: then its requests fail. WebSockets stay open, as
+        they do on a real machine."""
         await self._ask("Network.enable")
-        speed = {"downloadThroughput": bytes_per_s, "uploadThroughput": bytes_per_s}
-        await self._ask("Network.emulateNetworkConditions", offline=offline, latency=latency_ms, **speed)
+        speed = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        await self._ask("Network.emulateNetworkConditions", offline=not is_there, **speed)
 
     async def screenshot(self) -> bytes:
         """A picture of the whole page, as WebP."""

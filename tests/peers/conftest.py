@@ -1,8 +1,9 @@
-"""The tests of this folder start servers as the end-to-end tests do (`served`)."""
+"""The tests of this folder start servers as the end-to-end tests and those of several fronts do."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "e2e"))
+for folder in ("e2e", "fronts"):
+    sys.path.append(str(Path(__file__).resolve().parents[1] / folder))

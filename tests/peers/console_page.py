@@ -81,9 +81,11 @@ def recorder_served() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def console(devtools: str, rig: Rig, name: str = "say", *, is_ready: bool = True) -> AsyncIterator[Page]:
-    """The page `name` of the console, once the server has said how it is."""
-    async with page(devtools, f"http://127.0.0.1:{rig.port}/console/#{name}", _HEAR) as shown:
+async def console(
+    devtools: str, rig: Rig, name: str = "say", *, is_ready: bool = True, address: str = ""
+) -> AsyncIterator[Page]:
+    """The page `name` of the console, once the server has said how it is. `address`: where, if not at the server's."""
+    async with page(devtools, f"http://{address or f'127.0.0.1:{rig.port}'}/console/#{name}", _HEAR) as shown:
         if is_ready:
             await shown.until("document.querySelector('#health').dataset.state === 'good'")
             await shown.until("document.querySelectorAll('#voice option').length > 1 || location.hash !== '#say'")

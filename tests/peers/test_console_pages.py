@@ -6,12 +6,16 @@ With the variable CONSOLE_PICTURES the tests of widths keep a picture of each pa
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import logging
 import os
 import wave
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -88,6 +92,7 @@ def test_engines_are_seen_to_load(devtools: str) -> None:
             self.go_on.set()
 
         async def start(self) -> None:
+            logging.getLogger("telephony_tts.engines.slow").warning("reads <b>2</b> of 3 files")
             await self.go_on.wait()
             await super().start()
 
@@ -100,11 +105,13 @@ def test_engines_are_seen_to_load(devtools: str) -> None:
             async with console(devtools, rig, "well", is_ready=False) as shown:
                 await shown.until("document.querySelector('#engines')?.innerText.includes('loading')")
                 assert await text_of(shown, "#health") == "starting"
+                assert "reads <b>2</b> of 3 files" in await text_of(shown, "#engines")
                 engine.go_on.set()
                 await starting
                 rig.server.ready = True
                 await shown.until("document.querySelector('#health').dataset.state === 'good'")
-                assert "ready" in await text_of(shown, "#engines")
+                told = await text_of(shown, "#engines")
+                assert "ready" in told and "files" not in told
 
     run(main)
 
@@ -125,11 +132,20 @@ def test_the_page_asks_for_the_token_and_no_address_has_it(devtools: str) -> Non
             await shown.press("Enter")
             await shown.until("document.querySelector('#health').dataset.state === 'good'")
             await shown.until("document.querySelectorAll('#voice option').length > 1")
+            await shown.evaluate(
+                "(() => { window.sockets = []; const Own = WebSocket; window.WebSocket = class extends Own {"
+                " constructor(url, ...more) { super(url, ...more); sockets.push(this.url); } }; })()"
+            )
             await shown.write("#text", "Hello there.")
             await shown.press("Enter")
             await shown.until("document.querySelector('.turn .heard:only-child') !== null", within_s=15)
             addresses = await shown.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
-            assert not [each for each in [*addresses, await shown.evaluate("location.href")] if "a/b" in each]
+            sockets = await shown.evaluate("sockets")
+            assert len(sockets) == 2, "the two legs of the page's call"
+            shown_in = [*addresses, *sockets, await shown.evaluate("location.href")]
+            coded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+            hidden = (token, quote(token), quote(token, safe=""), coded)
+            assert not [each for each in shown_in if any(form in each for form in hidden)]
 
     run(main)
 
@@ -145,10 +161,10 @@ def test_a_live_call_is_followed_heard_and_ended(devtools: str) -> None:
             greeted(rig.url(call=name, audio="binary")) as bot,
             console(devtools, rig, "calls") as shown,
         ):
-            await bot.say(TEXT + "<img src=x onerror=window.harmed=1>")
+            await bot.say("Hello <img src=x onerror=window.harmed=1> and so on for a while. " + TEXT)
             await shown.until("document.querySelector('#live')?.innerText.includes('speaking')")
             row = await text_of(shown, "#live tbody tr")
-            assert name in row and "stream" in row and "more words" in row and "<img src=x" in row
+            assert name in row and "stream" in row and "Hello <img src=x" in row and "more words" not in row
             await shown.click("#live button")
             await shown.until("window.heard?.some((sample) => Math.abs(sample) > 300)", within_s=15)
             await shown.until("document.querySelector('#live button').ariaPressed === 'true'")
@@ -330,6 +346,17 @@ def test_a_blind_comparison_hides_which_is_which_and_counts(devtools: str) -> No
             chosen = await shown.evaluate("document.querySelector('#compare-state').value")
             assert ("1.5" in chosen) == (cells[3] == "1")
             assert await shown.evaluate("document.querySelector('#vote-0').disabled"), "one vote for each pair"
+            await shown.evaluate(
+                "(() => { const make = URL.createObjectURL;"
+                " URL.createObjectURL = (blob) => { window.saved = blob; return make.call(URL, blob); }; })()"
+            )
+            await shown.click("#save-tally")
+            saved = json.loads(await shown.evaluate("saved.text()"))
+            (count,), (round_,) = saved["tally"], saved["rounds"]
+            assert (count["n_a"], count["n_b"], count["n_same"]) == (int(cells[1]), int(cells[3]), 0)
+            assert (round_["blind"], round_["chosen"]) == (True, "b" if cells[3] == "1" else "a")
+            # The second one was chosen.
+            assert round_["heard_first"] != round_["chosen"] and round_["b"]["speed"] == 1.5
             assert shown.complaints == []
 
     run(main)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rig import Tones, delayed_correlation, run, serving, until
 from telephony_tts import offline
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.audio.wav import write_wav
+from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari_model import HibariModel
@@ -31,7 +33,8 @@ FINE_HZ = 48_000
 """Both sides are compared at this rate: at 8 kHz half a sample of delay would change much."""
 LOUD = 300
 """A sample louder than this, of 32768, is sound."""
-_OVER = "document.querySelector('.turn .unheard, .turn .heard:only-child') !== null"
+_ENDED = "(async () => (await import('./say.js')).turns[0].endedAt !== null)()"
+_OVER = "document.querySelector('.turn:first-child .unheard, .turn:first-child .heard:only-child') !== null"
 
 
 @pytest.fixture(scope="module")
@@ -310,5 +313,221 @@ def test_the_page_leaves_nothing_behind(devtools: str) -> None:
                 await shown.until("document.querySelectorAll('.turn .heard').length > 1", within_s=15)
                 assert rig.server.registry.n_calls == 1
             await until(lambda: not len(rig.server.registry), "the call of the closed page", 5)
+
+    run(main)
+
+
+class Asked(Tones):
+    """The fake engine, which also keeps the utterances that it was asked for."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.asked: list[Utterance] = []
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        self.asked.append(utterance)
+        async with aclosing(super().synthesize(utterance)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def test_every_choice_reaches_the_engine(devtools: str) -> None:
+    async def main() -> None:
+        one, two = Asked(name="one", voice_names=("ann", "bob")), Asked(name="two", voice_names=("cid", "dee"))
+        async with serving(catalog=Catalog([one, two])) as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, "Good morning.")
+            await shown.until(_ENDED)
+            await shown.choose("#engine", "two")
+            voices = await shown.evaluate("[...document.querySelectorAll('#voice option')].map((each) => each.value)")
+            assert voices == ["", "two/cid", "two/dee"]
+            await shown.choose("#voice", "two/dee")
+            await shown.choose("#lang", "zh")
+            await shown.choose("#speed", "1.5")
+            await shown.choose("#seed", "7")
+            await shown.choose("#instruct", "in a friendly tone")
+            await type_and_enter(shown, "Good evening.")
+            await shown.until(_ENDED)
+            (plain,), (chosen,) = one.asked, two.asked
+            assert (plain.voice, plain.lang, plain.speed, plain.seed, plain.instruct) == ("ann", "en", 1.0, None, None)
+            told = (chosen.voice, chosen.lang, chosen.lang_source, chosen.speed, chosen.seed, chosen.instruct)
+            assert told == ("dee", "zh", "bot", 1.5, 7, "in a friendly tone")
+            assert shown.complaints == []
+
+    run(main)
+
+
+def test_another_choice_while_the_page_speaks_ends_the_first_turn_and_speaks_the_next(devtools: str) -> None:
+    """The quality is a choice for which the page begins another call."""
+
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            await shown.choose("#quality", "wide")
+            await type_and_enter(shown, TEXT)
+            first = "document.querySelector('.turn:last-child footer').textContent"
+            assert "interrupted after" in await shown.until(f"{first}.includes('interrupted') && {first}")
+            await shown.until(_ENDED, within_s=20)
+            told = await turn(shown)
+            assert (told["heard"], told["pale"]) == (TEXT, "") and "heard to the end" in told["foot"]
+            assert await shown.evaluate("document.querySelector('#interrupt').disabled")
+            await until(lambda: rig.server.registry.n_calls == 1, "the end of the first call")
+            assert shown.complaints == []
+
+    run(main)
+
+
+def test_a_page_that_is_not_used_leaves_its_call_and_begins_another_one(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            # Its minutes pass in a moment.
+            await shown.evaluate(
+                "(() => { const own = window.setTimeout;"
+                " window.setTimeout = (act, ms, ...more) => own(act, ms > 60_000 ? 300 : ms, ...more); })()"
+            )
+            for _ in range(2):
+                await type_and_enter(shown, TEXT)
+                await shown.until(_ENDED, within_s=20)
+                assert (await turn(shown))["heard"] == TEXT
+                await until(lambda: not len(rig.server.registry), "the page to leave its call", 5)
+            assert await shown.evaluate("document.querySelector('#problem').hidden") and shown.complaints == []
+
+    run(main)
+
+
+def test_a_bot_that_stalls_at_a_comma_is_as_slow_as_it_was_set(devtools: str) -> None:
+    async def main() -> None:
+        engine = Asked()
+        async with serving(engine) as rig, console(devtools, rig) as shown:
+            await shown.choose("#how", "bot")
+            await shown.choose("#tokens", "40")
+            await shown.choose("#stall", "1200")
+            await type_and_enter(shown, "Yes. Well, no.")
+            await shown.until(_ENDED, within_s=20)
+            events = await shown.evaluate("(async () => (await import('./say.js')).turns[0].events)()")
+            sentences = [each for each in events if each["type"] == "sentence"]
+            # The server does not wait so long for the rest of a sentence.
+            assert [each["text"].strip() for each in sentences] == ["Yes.", "Well,", "no."]
+            assert 1150 < sentences[2]["at_ms"] - sentences[0]["at_ms"] < 2500
+
+    run(main)
+
+
+async def table(shown: Page) -> dict[str, list[str]]:
+    """The figures of the newest turn, with p50 and p95 of all."""
+    rows: dict[str, list[str]] = await shown.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('#figures tbody tr')].map((row) =>"
+        " [row.cells[0].textContent, [...row.cells].slice(1).map((cell) => cell.textContent)]))"
+    )
+    return rows
+
+
+SERVER_STAGES = ("text complete → sentence", "queue", "engine → first audio", "first frame sent")
+
+
+def test_the_waterfall_of_an_interrupted_turn_has_all_stages_and_the_interruption(devtools: str) -> None:
+    async def main() -> None:
+        async with serving(Tones(first_audio_ms=150, speed=4.0)) as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, LONG)
+            await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
+            await shown.press("Space")
+            await shown.until("document.querySelector('.turn .unheard') !== null")
+            rows = await table(shown)
+            stages = {name: float(rows[name][0]) for name in SERVER_STAGES}
+            assert 140 < stages["engine → first audio"] < 400 and "the server, to its first frame" not in rows
+            first, heard = float(rows["first audio in the page"][0]), float(rows["heard"][0])
+            assert sum(stages.values()) <= first
+            ended, silent = float(rows["text → interrupted or failed"][0]), float(rows["key → silence"][0])
+            assert first + heard - 60 < ended and silent < 100
+            label = await shown.evaluate("document.querySelector('#bars').getAttribute('aria-label')")
+            assert "engine → first audio 1" in label and "unfinished" not in label
+
+    run(main)
+
+
+def test_the_waterfall_of_a_turn_that_never_sounded_goes_up_to_the_interruption(devtools: str) -> None:
+    async def main() -> None:
+        async with serving(Tones(first_audio_ms=8000)) as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelector('#say-state').value.includes('waiting')")
+            await asyncio.sleep(0.5)
+            await shown.press("Space")
+            await shown.until("document.querySelector('.turn .unheard') !== null")
+            rows = await table(shown)
+            told = await turn(shown)
+            assert (told["heard"], told["pale"]) == ("", TEXT)
+            spent = float(rows["unfinished when it ended"][0])
+            ended = float(rows["text → interrupted or failed"][0])
+            assert 400 < spent <= ended and ended - spent < 200 and rows["first audio in the page"][0] == "–"
+
+    run(main)
+
+
+def test_a_turn_that_failed_shows_its_stages_and_what_was_heard(devtools: str) -> None:
+    async def main() -> None:
+        engine = Tones(first_audio_ms=120, speed=2.0, fail_after_chunks=25)
+        async with serving(engine) as rig, console(devtools, rig) as shown:
+            await type_and_enter(shown, TEXT)
+            await shown.until("document.querySelector('.turn footer').textContent.includes('failed')", within_s=15)
+            told, rows = await turn(shown), await table(shown)
+            assert told["heard"] + told["pale"] == TEXT and told["heard"] and told["pale"]
+            assert 110 < float(rows["engine → first audio"][0]) < 400
+            assert float(rows["text → interrupted or failed"][0]) > float(rows["first sound heard"][0])
+            assert "fake" in await shown.evaluate("document.querySelector('#problem').innerText")
+
+    run(main)
+
+
+def test_an_earlier_turns_times_are_shown_again(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            heard = []
+            for text in ("One.", "Two is a longer one."):
+                await type_and_enter(shown, text)
+                await shown.until(_ENDED)
+                heard.append((await table(shown))["heard"][0])
+            assert float(heard[0]) < float(heard[1])
+            await shown.click(".turn:last-child footer button")
+            assert (await table(shown))["heard"][0] == heard[0]
+            assert await shown.evaluate("document.querySelector('#of-turn').textContent") == "One."
+
+    run(main)
+
+
+KEEP_SAVED = """(() => {
+  window.saved = [];
+  const make = URL.createObjectURL;
+  URL.createObjectURL = (blob) => { saved.push(blob); return make.call(URL, blob); };
+})()"""
+
+
+def test_the_last_fifty_turns_are_kept_and_saved_as_json_and_the_picture_as_png(devtools: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, console(devtools, rig) as shown:
+            await shown.evaluate(KEEP_SAVED)
+            await type_and_enter(shown, "One.")
+            await shown.until(_ENDED)
+            await shown.evaluate(
+                "(async () => { const { turns } = await import('./say.js');"
+                " for (let n = 1; n < 50; n++) turns.push({ ...turns[0], id: `old-${n}`,"
+                " firstFrameAt: turns[0].sentAt + 10 * n }); })()"
+            )
+            await type_and_enter(shown, "The newest one.")
+            await shown.until(_ENDED)
+            rows = await table(shown)
+            assert await shown.evaluate("document.querySelector('#figures caption').textContent") == "turns: 50"
+            first = "first audio in the page"
+            assert 230 <= float(rows[first][1]) <= 260 and 460 <= float(rows[first][2]) <= 480
+            await shown.click("#save-json")
+            saved = json.loads(await shown.evaluate("saved[0].text()"))["turns"]
+            assert len(saved) == 50 and saved[0]["text"] == "The newest one." and saved[-1]["turn"] == "old-48"
+            newest = saved[0]
+            assert newest["outcome"] == "done" and newest["heard_text"] == "The newest one."
+            assert [each["stage"] for each in newest["stages_ms"]][:3] == ["stageText", "stageQueue", "stageEngine"]
+            assert len(newest["frames_ms"]) == newest["audio_ms"] / 20 and newest["words"][0]["text"] == "The"
+            await shown.click("#save-png")
+            size = "createImageBitmap(saved[1]).then((made) => [saved[1].type, made.width, made.height])"
+            kind, width, height = await shown.until(f"saved.length === 2 && {size}")
+            assert kind == "image/png" and width > 300 and height > 200
 
     run(main)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from world import World
 
-from telephony_tts.errors import UnsupportedText
+from telephony_tts.errors import EngineError, UnsupportedText
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -479,6 +479,42 @@ def test_done_reports_the_latency_of_each_stage() -> None:
     latency = world.of(m.Done)[0].latency
     assert latency == {"text_to_sentence_ms": 300, "queue_ms": 0, "first_pcm_ms": 120, "first_audio_ms": 120}
     assert world.of(m.Started)[0].first_audio_ms == 120
+
+
+_NOT_YET: dict[str, Any] = {"queue_ms": None, "first_pcm_ms": None, "first_audio_ms": None}
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "known"),
+    [
+        (None, {}),
+        (50, {"text_to_sentence_ms": 300, **_NOT_YET}),
+        (600, {"text_to_sentence_ms": 300, "queue_ms": 40, "first_pcm_ms": 80, "first_audio_ms": 120}),
+    ],
+)
+def test_an_interrupted_turn_reports_the_stages_that_it_came_through(
+    after_ms: int | None, known: dict[str, Any]
+) -> None:
+    """It is interrupted so long after its sentence was complete, or before."""
+    world = World(first_audio_ms=120, queued_ms=40)
+    world.send(m.Text("Hello", "a"))
+    world.run(300)
+    if after_ms is not None:
+        world.send(m.Text(" there.", "a", last=True))
+        world.run(after_ms)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.latency == known
+
+
+def test_a_turn_that_failed_reports_the_stages_that_it_came_through() -> None:
+    world = World(first_audio_ms=120, ms_per_char=200)
+    world.say("Hello there.", "a")
+    world.run(500)
+    world.session.audio_failed(world.submitted[0][1].id, EngineError("gone"), world.now_ns)
+    world.pump()
+    (error,) = world.terminals("a")
+    assert error.latency == {"text_to_sentence_ms": 0, "queue_ms": 0, "first_pcm_ms": 120, "first_audio_ms": 120}
 
 
 def test_latency_separates_the_engines_queue_from_its_computing() -> None:
