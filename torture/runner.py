@@ -23,6 +23,8 @@ from torture.violations import Tally, Violation
 T = TypeVar("T")
 _LIFE_ROUNDS = 8
 """So many rounds of the shape "one" use the same server."""
+_WATCHED = ("one", "engine", "bridge", "names")
+"""Shapes whose server holds after a round what it held before. A front may be killed, and small is short of all."""
 _SHRINK_S = 90.0
 _SETTLED_ROUNDS = 2
 _GROWTH_KIB = 8_000
@@ -74,7 +76,7 @@ class Runner:
     def _one(self, whole: Round) -> list[Violation]:
         """Run a round; what was found in it."""
         found: list[Violation] = []
-        keeps = whole.shape == "one"
+        keeps, is_watched = whole.shape == "one", whole.shape in _WATCHED
         if not keeps or self._n_used >= _LIFE_ROUNDS:
             found += self._end_life()
         if self._subject is None:
@@ -84,12 +86,12 @@ class Runner:
         subject = self._subject
         tally = Tally()
         try:
-            if keeps and self._base is None:
+            if is_watched and self._base is None:
                 self._base = in_loop(warm_up(subject))
                 self.outcome.resident_kib.append([])
             tally = in_loop(run_round(whole, subject))
             self._n_used += 1
-            if keeps and self._base is not None:
+            if is_watched and self._base is not None:
                 after = in_loop(judge_rest(subject, self._base, tally))
                 self._judge_memory(after, tally)
         finally:
