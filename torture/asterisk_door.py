@@ -12,10 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from torture import violations as v
 from torture.oracle import NativeOracle
 from torture.surroundings import Surroundings
-from torture.violations import Violation
 
 MS = 1_000_000
 EXTENSIONS = {"700": "WebSocket", "701": "AudioSocket"}
@@ -115,9 +113,3 @@ def _new_call(asterisk: Any, before: dict[str, list[str]], extension: str) -> st
         time.sleep(_EVERY_S)
     raise PeerFailed("Asterisk's console does not show the call")
 
-
-def outlives(number: int, around: Surroundings) -> None:
-    """Note that a telephone call has not ended though its bot has left."""
-    if not around.may_break:
-        found = Violation(v.CLOSE, "asterisk: the telephone call outlives its bot", number)
-        around.tally.violations.append(found)

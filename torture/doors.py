@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from torture import violations as v
-from torture.asterisk_door import outlives, phone_call
+from torture.asterisk_door import phone_call
 from torture.carriers import CARRIER_LINKS, TwilioLink
 from torture.histories import CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
@@ -34,6 +34,9 @@ _END_S = 5.0
 _POLL_S = 0.05
 _BOT_S = 15.0
 """The server gives up to dial a bot within this time: `bot.connect_timeout_s` is 5 s, and a lookup cannot be stopped."""
+_CLAIM_S = 10.0
+"""`limits.call_claim_s`: a leg waits so long for the other one."""
+_NO_MEDIA = 4404
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -91,7 +94,7 @@ async def _native_call(
         if is_back and await link.is_taken(_NOTICED_S):
             return False
         await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
-        await _end(call, number, around, link)
+        await _end(call, around, link)
     finally:
         link.close()
         if not link.was_taken:
@@ -152,14 +155,13 @@ async def _carrier_call(
                 media.hang_up_call()
             else:
                 media.reset()
-            await _closes(bot, number, around, 1000)
+            await _closes(bot, around, 1000)
         else:
-            await _end(call, number, around, bot)
+            await _end(call, around, bot)
         if not bot.closed.done():
             bot.reset()
-        if not media.torn and not await media.gone(_NOTICED_S) and not around.may_break:
-            what = f"{call.door}: the media leg outlives its bot"
-            around.tally.violations.append(Violation(v.CLOSE, what, number))
+        if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
+            oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
     finally:
         bot.close()
         media.close()
@@ -203,18 +205,18 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
-            await _closes(bot, number, around, 1000)
+            await _closes(bot, around, 1000)
         else:
-            await _end(call, number, around, bot)
+            await _end(call, around, bot)
         if not bot.closed.done():
             bot.reset()
         try:
-            await asyncio.wait_for(asyncio.shield(telephone.closed), _NOTICED_S)
+            await asyncio.wait_for(asyncio.shield(telephone.closed), _outlives_s(bot))
         except TimeoutError:
             if not around.may_break:
-                around.tally.violations.append(Violation(v.CLOSE, "bridge: the telephone outlives its bot", number))
+                oracle.wrong(v.CLOSE, "bridge: the telephone outlives its bot")
         for wrong in telephone.wrong:
-            around.tally.violations.append(Violation(v.FRAMES, f"bridge: {wrong}", number))
+            oracle.wrong(v.FRAMES, f"bridge: {wrong}")
     finally:
         bot.close()
         if telephone.transport is not None:
@@ -236,30 +238,30 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
             if call.end == "hangup":
                 oracle.owes_answers = False
                 phone.hang_up()
-                await _closes(bot, number, around, 1000)
+                await _closes(bot, around, 1000)
             else:
-                await _end(call, number, around, bot)
+                await _end(call, around, bot)
             if not bot.closed.done():
                 bot.reset()
-            if not await phone.ended(_NOTICED_S):
-                outlives(number, around)
+            if not await phone.ended(_outlives_s(bot)) and not around.may_break:
+                oracle.wrong(v.CLOSE, "asterisk: the telephone call outlives its bot")
         finally:
             feeding.cancel()
             bot.close()
             oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
 
 
-async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLink) -> None:
+async def _end(call: CallHistory, around: Surroundings, link: BotLink) -> None:
     """End a native call as its history says."""
     if link.closed.done():
-        await _closes(link, number, around, None)
+        await _closes(link, around, None)
         return
     match call.end:
         case "close" | "close_now":
             message = {"type": "close", **({"now": True} if call.end == "close_now" else {})}
             link.oracle.sent(message, time.monotonic_ns())
             link.send(message)
-            await _closes(link, number, around, 1000)
+            await _closes(link, around, 1000)
             return
         case "rst":
             link.reset()
@@ -272,23 +274,32 @@ async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLi
         case _:
             link.leave()
     if not await link.gone(_NOTICED_S) and not around.may_break:
-        around.tally.violations.append(Violation(v.CLOSE, f"{call.end}: the server keeps the socket open", number))
+        link.oracle.wrong(v.CLOSE, f"{call.end}: the server keeps the socket open")
 
 
-async def _closes(link: Link, number: int, around: Surroundings, code: int | None) -> None:
-    """The server has to close with this code. A connection that breaks is only right if a process was killed."""
-    owed_s = link.oracle.owed_s() if isinstance(link, BotLink | VendorLink) else 0
-    within_s = owed_s + _END_S + (_RESTART_S if around.may_fail else 0)
+def _outlives_s(bot: BotLink) -> float:
+    """By when the other end must know that the bot has gone. If the legs have not met, it waits for another bot."""
+    return _CLAIM_S + _END_S if bot.awaits_media else _NOTICED_S
+
+
+async def _closes(link: BotLink | VendorLink, around: Surroundings, code: int | None) -> None:
+    """The server has to close with this code. A connection that breaks is only right if a process was killed. If the
+    legs of a call have not met, the server waits for the other one, and then says that it has not come."""
+    awaits_media = isinstance(link, BotLink) and link.awaits_media
+    within_s = link.oracle.owed_s() + _END_S + (_RESTART_S if around.may_fail else 0) + _CLAIM_S * awaits_media
     is_gone = await link.gone(within_s)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:
+        return
+    if is_gone and awaits_media and link.close_code == _NO_MEDIA:
+        around.tally.counts["calls without a media leg"] += 1
         return
     link.torn = True
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
         return
     what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
-    around.tally.violations.append(Violation(v.CLOSE, f"{what}, expected {code or 'an open call'}", number))
+    link.oracle.wrong(v.CLOSE, f"{what}, expected {code or 'an open call'}")
 
 
 # --------------------------------------------------------------------------- vendors
@@ -469,7 +480,7 @@ async def _vendor(call: CallHistory, number: int, around: Surroundings) -> None:
         link.complete()
         if call.end == "close" and link.closes and not link.closed.done():
             link.ask_close()
-            await _closes(link, number, around, 1000)
+            await _closes(link, around, 1000)
             is_torn = link.torn
         elif call.end == "rst":
             link.reset()

@@ -109,10 +109,16 @@ class BotLink(Link):
     def __init__(self, path: str, around: Surroundings, oracle: NativeOracle) -> None:
         super().__init__(path, around)
         self.oracle = oracle
+        self._needs_media = "audio=none" in path
         self.was_taken = False
         """Whether the server refused the bot, because the call of this name has one."""
         self._is_answered = asyncio.Event()
         self._has_media = asyncio.Event()
+
+    @property
+    def awaits_media(self) -> bool:
+        """Whether the bot's call needs a media leg, and none has come as far as the bot knows."""
+        return self._needs_media and not self._has_media.is_set()
 
     async def gets_media(self, media_closed: asyncio.Future[None], within_s: float) -> bool:
         """Whether the server connects the bot with its media leg. False if it refuses that leg."""
