@@ -204,12 +204,15 @@ async def _kill_front(scene: Scene) -> _Killed:
     await _speaks_at_once(scene)
     await _until(lambda: len(_ready_lines(subject, number)) > n_ready, "the new front is ready")
     ready_ns = time.monotonic_ns()
-    while True:
+    while time.monotonic_ns() < ready_ns + _WITHIN_S * 1e9:
         call = await scene.direct()
         owner = subject.owner(call.name)
-        await _until(lambda: call.started_ns, "a new call speaks")  # noqa: B023
+        await _until(lambda started=call.started_ns: started, "a new call speaks")
         if owner == number:
             return _Killed(at_ns, ready_ns, call.started_ns[0], held)
+        call.close()
+        await asyncio.sleep(_AGAIN_S)
+    raise RuntimeError("the new front gets no call")
 
 
 def _ready_lines(subject: Subject, front: int) -> list[dict[str, Any]]:

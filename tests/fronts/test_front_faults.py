@@ -142,8 +142,8 @@ def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) ->
             bots: dict[int | None, list[Any]] = {0: [], 1: []}
             async with contextlib.AsyncExitStack() as open_bots:
                 for each in range(10):
-                    context = greeted(server.url(call=f"S{each}"))
-                    bots[server.owner(f"S{each}")].append(await open_bots.enter_async_context(context))
+                    bot = await open_bots.enter_async_context(greeted(server.url(call=f"S{each}")))
+                    bots[server.owner(f"S{each}")].append(bot)
                 idle = min(bots, key=lambda front: len(bots[front]))
                 assert idle is not None
                 for bot in bots[idle]:
@@ -151,7 +151,7 @@ def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) ->
                 await asyncio.sleep(SETTLED_S)
                 with server.stopped(idle):
                     begun_s = time.monotonic()
-                    async with greeted(server.url(call="CA1")) as bot:
+                    async with greeted(server.url(call="CA1", audio="binary")) as bot:
                         await bot.say(SENTENCE, "a")
                         await bot.event("started", turn="a")
                         assert time.monotonic() - begun_s < 1
