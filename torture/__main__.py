@@ -37,7 +37,9 @@ def main() -> int:
     flags.add_argument("--seed", type=int, default=1, help="of all rounds (default 1)")
     flags.add_argument("--only", type=int, metavar="NUMBER", help="run this round alone")
     flags.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin with this round (default 0)")
-    flags.add_argument("--shape", choices=(*SHAPES, ASTERISK), help="of the server, in all rounds; default: by the seed")
+    flags.add_argument(
+        "--shape", choices=(*SHAPES, ASTERISK), help="of the server, in all rounds; default: by the seed"
+    )
     flags.add_argument("--per-round", type=int, default=60, metavar="N", help="calls in a round (default 60)")
     flags.add_argument("--history", type=Path, help="run the round in this file")
     flags.add_argument(

@@ -46,7 +46,7 @@ class PhoneCall:
     async def ended(self, within_s: float) -> bool:
         """Whether the call is over by then."""
         end_s = time.monotonic() + within_s
-        while not self.is_over and time.monotonic() < end_s:
+        while not self.is_over and time.monotonic() < end_s:  # noqa: ASYNC110 - sipp's thread tells it
             await asyncio.sleep(_EVERY_S)
         return self.is_over
 
@@ -112,4 +112,3 @@ def _new_call(asterisk: Any, before: dict[str, list[str]], extension: str) -> st
                 return data.partition(",")[0]
         time.sleep(_EVERY_S)
     raise PeerFailed("Asterisk's console does not show the call")
-

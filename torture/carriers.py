@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import Any, ClassVar
 
 from torture.links import Link
 from torture.oracle import NativeOracle
@@ -23,7 +23,7 @@ class CarrierLink(Link):
     media_event, mark_event, clear_event = "media", "mark", "clear"
     echoes_dropped = True
     """Whether marks come back that a clear has dropped."""
-    encodings: dict[str, Any] = {"ulaw": "audio/x-mulaw"}
+    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw"}
 
     def __init__(self, around: Surroundings, oracle: NativeOracle, call: str, codec: str = "ulaw") -> None:
         super().__init__(f"/media/{self.carrier}", around)
@@ -94,13 +94,13 @@ class TwilioLink(CarrierLink):
 
 class SignalWireLink(TwilioLink):
     carrier = "signalwire"
-    encodings = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
+    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
 
 
 class TelnyxLink(CarrierLink):
     carrier = "telnyx"
     stream_key, sequence_key = "stream_id", "sequence_number"
-    encodings = {"ulaw": "PCMU", "alaw": "PCMA"}
+    encodings: ClassVar[dict[str, str]] = {"ulaw": "PCMU", "alaw": "PCMA"}
 
     def start_fields(self) -> dict[str, Any]:
         sound = {"encoding": self.encodings[self._codec], "sample_rate": 8000, "channels": 1}
@@ -115,7 +115,7 @@ class PlivoLink(CarrierLink):
     stream_key = "streamId"
     media_event, mark_event, clear_event = "playAudio", "checkpoint", "clearAudio"
     echoes_dropped = False
-    encodings = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
+    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
 
     def start(self) -> None:
         self.report("start", **self.start_fields())

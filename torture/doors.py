@@ -33,7 +33,7 @@ _END_S = 5.0
 """The server closes so much later at most than the speech takes that it owes."""
 _POLL_S = 0.05
 _BOT_S = 15.0
-"""The server gives up to dial a bot within this time: `bot.connect_timeout_s` is 5 s, and a lookup cannot be stopped."""
+"""The server has given up to dial a bot by then; `bot.connect_timeout_s` is 2 s."""
 _CLAIM_S = 10.0
 """`limits.call_claim_s`: a leg waits so long for the other one."""
 _NO_MEDIA = 4404

@@ -182,7 +182,8 @@ class HttpCall:
         payload = json.dumps(body).encode()
         self._writer.write(
             f"POST {self._form.path} HTTP/1.1\r\nHost: torture\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload
+            f"Content-Length: {len(payload)}\r\n\r\n".encode()
+            + payload
         )
         async with self._in_time():
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -237,4 +238,3 @@ class HttpCall:
 
     def _wrong(self, check: str, what: str) -> None:
         self._around.tally.violations.append(Violation(check, what, self._number))
-

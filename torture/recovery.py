@@ -207,8 +207,7 @@ async def _kill_front(scene: Scene) -> _Killed:
     while time.monotonic_ns() < ready_ns + _WITHIN_S * 1e9:
         call = await scene.direct()
         owner = subject.owner(call.name)
-        await _until(lambda started=call.started_ns: started, "a new call speaks")
-        if owner == number:
+        if await _speaks(call) and owner == number:
             return _Killed(at_ns, ready_ns, call.started_ns[0], held)
         call.close()
         await asyncio.sleep(_AGAIN_S)
@@ -223,11 +222,15 @@ async def _speaks_at_once(scene: Scene) -> None:
     """A new call speaks while a front is away."""
     while True:
         with suppress(OSError):
-            call = await scene.direct()
-            await _until(lambda: call.started_ns or call.is_lost, "a new call speaks")
-            if not call.is_lost:
+            if await _speaks(await scene.direct()):
                 return
         await asyncio.sleep(_EVERY_S)
+
+
+async def _speaks(call: SteadyCall) -> bool:
+    """Whether the call speaks; False if it is lost before that."""
+    await _until(lambda: call.started_ns or call.is_lost, "a new call speaks")
+    return bool(call.started_ns)
 
 
 async def _kill_bridge(scene: Scene) -> _Killed:

@@ -146,8 +146,8 @@ class Subject:
         }
         with open(log, "w") as errors:
             return subprocess.Popen(
-                [*prefix, sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-                cwd=ROOT,
+                [*prefix, sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True,
+                env=environment, cwd=ROOT,
             )  # fmt: skip
 
     def _port(self, process: subprocess.Popen[str], pattern: str) -> int:

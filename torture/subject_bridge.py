@@ -14,7 +14,7 @@ def main() -> int:
     flags.add_argument("--defect", action="append", default=[], choices=sorted(defects.DEFECTS))
     chosen, rest = flags.parse_known_args()
     for name in chosen.defect:
-        defects.plant_into_bridge(name)
+        defects.plant(name, into_bridge=True)
     return cli.main(rest)
 
 

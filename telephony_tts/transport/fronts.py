@@ -147,8 +147,8 @@ class Fronts(Protocol):
         serve the connection as well, so it does not wait for a front that does not answer at once.
 
         Raises FrontGone, with `sock` still open, if the other front has ended; with `may_stay` it raises FrontSilent,
-        with `sock` still open, if the other front does not answer within 250 ms. Raises OSError or TimeoutError if it did
-        not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
+        with `sock` still open, if the other front does not answer within 250 ms. Raises OSError or TimeoutError if it
+        did not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
 
     def publish_use(self, use: Mapping[str, Mapping[str, int]]) -> None:
         """Tell the other fronts what the keys use here."""

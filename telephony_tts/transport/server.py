@@ -45,7 +45,15 @@ from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWire
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.front_connection import FrontConnection
-from telephony_tts.transport.fronts import MAX_MOVES, ClaimFailed, FrontGone, FrontLoad, Fronts, FrontSilent, MovedSocket
+from telephony_tts.transport.fronts import (
+    MAX_MOVES,
+    ClaimFailed,
+    FrontGone,
+    FrontLoad,
+    Fronts,
+    FrontSilent,
+    MovedSocket,
+)
 from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.transport.incoming import HttpSide, IncomingConnection, OnePerRound
 from telephony_tts.transport.jambonz_leg import JambonzLeg
