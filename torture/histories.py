@@ -105,7 +105,7 @@ _FAULTS = {
     "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
     "small": ("use_up_descriptors", "fill_disk"),
     "names": ("stop_server", "step_clock"),
-    "asterisk": ("stop_asterisk", "stop_bridge", "stop_server"),
+    "asterisk": ("stop_asterisk", "stop_asterisk", "stop_bridge", "stop_server", "kill_asterisk"),
 }
 
 

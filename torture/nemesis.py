@@ -47,6 +47,10 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 await _stop(subject.bridge.pid, fault.n, around)
             case "stop_asterisk" if subject.asterisk is not None:
                 await _stop(subject.asterisk.pid, fault.n, around)
+            case "kill_asterisk" if subject.asterisk is not None:
+                os.kill(subject.asterisk.pid, signal.SIGKILL)
+                await asyncio.to_thread(subject.start_asterisk)
+                around.asterisk = subject.asterisk
             case "step_clock":
                 subject.server.send_signal(signal.SIGUSR2)
             case "squeeze_memory":

@@ -186,9 +186,9 @@ class Subject:
     def owner(self, call: str) -> int | None:
         """The number of the front that has this call."""
         name = hashlib.blake2b(call.encode(), digest_size=16).hexdigest()
-        for link in (self.folder / "run").glob(f"*/calls/{name}"):
+        for folder in (self.folder / "run").iterdir():
             with suppress(FileNotFoundError):
-                return int(os.readlink(link).partition(".")[0])
+                return int(os.readlink(folder / "calls" / name).partition(".")[0])
         return None
 
     def front_pid(self, number: int) -> int:
