@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
-from telephony_tts.session.effects import Effect, Finish
+from telephony_tts.session.effects import Effect
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
 from telephony_tts.wire import messages as m
@@ -246,10 +247,30 @@ def _http_leaves_out() -> None:
     responses._encoded = encoded
 
 
-def _ends_with_the_engine(effect: Effect) -> list[Effect]:
-    """A call whose engine fails is ended."""
-    is_failure = isinstance(effect, m.ErrorEvent) and effect.code == "engine_failed"
-    return [effect, Finish(1011, "the engine has failed")] if is_failure else [effect]
+def _ends_other_calls() -> None:
+    """When the media leg of one call is lost, all calls end."""
+    from telephony_tts.transport.call import Call
+
+    calls: WeakSet[Call] = WeakSet()
+    join, left = Call.join_bot, Call.media_left
+
+    def join_bot(self: Call, *what: Any) -> None:
+        calls.add(self)
+        join(self, *what)
+
+    def media_left(self: Call, *what: Any) -> None:
+        left(self, *what)
+        for call in list(calls):
+            call.finish(1011, "another call has ended")
+
+    Call.join_bot, Call.media_left = join_bot, media_left  # type: ignore[method-assign]
+
+
+def _finds_engine_late() -> None:
+    """A server connects to an engine that is back after two seconds."""
+    from telephony_tts.engines.remote import connection
+
+    connection.BACKOFF_S = (2.0,)  # type: ignore[assignment]
 
 
 def _bridge_leaks() -> None:
@@ -302,7 +323,8 @@ DEFECTS: dict[str, Defect] = {
     "name_stays_taken": Defect(v.CLOSE, _name_stays_taken, is_virtual=False),
     "names_block": Defect(v.NEIGHBOUR, _names_block, is_virtual=False),
     "http_leaves_out": Defect(v.DONE, _http_leaves_out, is_virtual=False),
-    "ends_with_the_engine": Defect(v.RECOVERY, _each(_ends_with_the_engine), is_virtual=False),
+    "ends_other_calls": Defect(v.RECOVERY, _ends_other_calls, is_virtual=False),
+    "finds_engine_late": Defect(v.RECOVERY, _finds_engine_late, is_virtual=False),
     "bridge_leaks": Defect(v.LEAKS, _bridge_leaks, is_virtual=False, is_of_bridge=True),
     "bridge_joins_late": Defect(v.RECOVERY, _bridge_joins_late, is_virtual=False, is_of_bridge=True),
 }

@@ -97,7 +97,10 @@ def test_speech_is_back_soon_after_a_kill_and_only_calls_of_the_killed_process_a
     assert (found.calls, found.on_it, found.lost) == (6, on_it, on_it)
 
 
-@pytest.mark.parametrize(("victim", "defect"), [("engine", "ends_with_the_engine"), ("bridge", "bridge_joins_late")])
+@pytest.mark.parametrize(
+    ("victim", "defect"),
+    [("engine", "finds_engine_late"), ("bridge", "bridge_joins_late"), ("bridge", "ends_other_calls")],
+)
 def test_a_bad_recovery_is_found(victim: str, defect: str) -> None:
     assert DEFECTS[defect].check == v.RECOVERY
     (found,) = measure(victim, 1, defects=(defect,))
@@ -122,6 +125,6 @@ def test_what_disturbs_others_or_the_operator_is_found() -> None:
 def test_all_defects_are_tried_here_or_on_the_virtual_clock() -> None:
     others = {"blocked", "raise_in_a_callback", "wrong_exit_status", "another_close_code", *LEAKS} | {
         "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks", "bridge_joins_late",
-        "ends_with_the_engine",
+        "ends_other_calls", "finds_engine_late",
     }  # fmt: skip
     assert {name for name, defect in DEFECTS.items() if not defect.is_virtual} == others
