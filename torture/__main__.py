@@ -52,7 +52,7 @@ def main() -> int:
     flags.add_argument("--processes", type=int, default=1, help="soak: calls are divided among so many processes")
     flags.add_argument("--kills", type=int, default=3, help="recovery: how often each process is killed (default 3)")
     flags.add_argument(
-        "--victims", default="engine,front,bridge,asterisk", help="recovery: whom to kill (default: all that are here)"
+        "--victims", default="", help="recovery: whom to kill, of engine, front, bridge and asterisk (default: all)"
     )
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"

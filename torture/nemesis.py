@@ -101,6 +101,7 @@ async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
         group.take(pid)
         group.limit(_SQUEEZED_BYTES)
         await asyncio.sleep(ms / 1000)
+        around.tally.counts["waits for memory"] += group.n_waits()
     around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
 
 

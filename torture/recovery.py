@@ -313,14 +313,14 @@ def measure(victim: str, n_kills: int, *, defects: Sequence[str] = ()) -> list[R
     return found
 
 
-def possible(victims: Sequence[str]) -> list[str]:
-    """Those that can be killed here: Asterisk only if it was fetched."""
-    return [victim for victim in victims if victim != "asterisk" or has_asterisk()]
-
-
 def run_recovery(chosen: argparse.Namespace) -> int:
     """Measure all victims, print and keep what was found. 1 if something did not hold."""
-    victims = possible(chosen.victims.split(","))
+    victims = (chosen.victims or ",".join(VICTIMS)).split(",")
+    if unknown := [victim for victim in victims if victim not in VICTIMS]:
+        raise SystemExit(f"--victims: {', '.join(unknown)} is not one of {', '.join(VICTIMS)}")
+    if not chosen.victims and not has_asterisk():
+        print("asterisk: not tried, because it was not fetched; --victims asterisk fetches it (95 MB)")
+        victims.remove("asterisk")
     found = {victim: measure(victim, chosen.kills, defects=chosen.defect) for victim in victims}
     rows = [
         (

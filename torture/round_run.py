@@ -27,6 +27,7 @@ _REMOVED_BY_THE_NEXT = "telephony-tts-espeak-"
 _FOREIGN_FILES = (".ses",)
 """A file of onnxruntime, one for all its processes."""
 _QUIET_S = 8.0
+_CLOSED_S = 3.0
 _WARM_DOORS = ("native", *CARRIERS, "deepgram", "elevenlabs", "cartesia", *HTTP_DOORS)
 _THREADS_SPARE = 2
 """Pools start threads when there is more to do at once."""
@@ -144,17 +145,23 @@ def _of_others(before: Holdings, after: Holdings) -> list[tuple[str, int, int]]:
 
 
 async def judge_rest(subject: Subject, before: Holdings, tally: Tally) -> Holdings:
-    """What the server holds after a round must be what it held before it."""
-    n_live = await quiet(subject)
-    after = subject.holdings()
-    for name, n_before, n_after in (
-        ("calls", 0, n_live),
-        ("descriptors", before.descriptors, after.descriptors),
-        ("tasks", before.tasks, after.tasks),
-        ("threads", before.threads + _THREADS_SPARE, after.threads),
-        ("temporary files", before.files, after.files),
-        *_of_others(before, after),
-    ):
+    """What the server holds after a round must be what it held before it. The other end of a call may close a little
+    later than the server does."""
+    n_live, end_s = await quiet(subject), time.monotonic() + _CLOSED_S
+    while True:
+        after = subject.holdings()
+        held = [
+            ("calls", 0, n_live),
+            ("descriptors", before.descriptors, after.descriptors),
+            ("tasks", before.tasks, after.tasks),
+            ("threads", before.threads + _THREADS_SPARE, after.threads),
+            ("temporary files", before.files, after.files),
+            *_of_others(before, after),
+        ]
+        if time.monotonic() > end_s or all(n_after <= n_before for _, n_before, n_after in held):
+            break
+        await asyncio.sleep(0.2)
+    for name, n_before, n_after in held:
         tally.n_checked[v.LEAKS] += 1
         if n_after > n_before:
             tally.violations.append(Violation(v.LEAKS, f"{n_after} {name} are left, {n_before} were there before"))

@@ -88,6 +88,11 @@ class MemoryGroup:
         else:
             (self._folder / "memory.high").write_text("max" if n_bytes is None else str(n_bytes))
 
+    def n_waits(self) -> int:
+        """How often a process had to wait for memory, as far as the system counts it."""
+        counter = self._folder / "memory.failcnt"
+        return int(counter.read_text()) if counter.exists() else 0
+
     def give_back(self) -> None:
         """Move all processes to where they came from."""
         for pid, home in self._homes.items():
