@@ -79,8 +79,9 @@ async def _native_call(
     call: CallHistory, name: str, number: int, around: Surroundings, *, is_back: bool = False
 ) -> bool:
     """Whether the server let the call in. With `is_back` its name may still be that of the call before."""
-    options = {"words": "on", "call": name, **call.options}
-    options.pop("comes_back", None)
+    options = {"words": "on", **call.options}
+    if options.pop("comes_back", False) or call.seed % 2:
+        options["call"] = name
     is_lossy = bool(options.pop("through_proxy", False)) and around.proxy_port > 0
     n_bytes = options["rate"] * options["ptime_ms"] // 1000 * (2 if options["codec"] == "pcm" else 1)
     oracle = NativeOracle(

@@ -175,13 +175,16 @@ class Subject:
 
     def pids(self) -> list[int]:
         """All processes whose waits for a core may make calls late."""
-        others = [process.pid for process in self._others().values()]
-        return [*self.fronts(), *others, *([] if self.asterisk is None else [self.asterisk.pid])]
+        asterisk = [] if self.asterisk is None else [self.asterisk.pid]
+        return list({*self.fronts(), *self._others().values(), *asterisk})
 
-    def _others(self) -> dict[str, subprocess.Popen[str]]:
-        """Our processes beside the server that run."""
+    def _others(self) -> dict[str, int]:
+        """Our processes beside the server that run, by their names and numbers."""
         named = {"engine": self.engine, "bridge": self.bridge}
-        return {name: each for name, each in named.items() if each is not None and each.poll() is None}
+        running = {f"{name} {each.pid}": each.pid for name, each in named.items() if each and each.poll() is None}
+        if self.shape == "fronts":
+            running |= {f"front {pid}": pid for pid in children(self.server.pid)}
+        return running
 
     def owner(self, call: str) -> int | None:
         """The number of the front that has this call."""
@@ -217,7 +220,7 @@ class Subject:
         return Holdings(
             len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
             sum(1 for _ in (self.folder / "tmp").rglob("*")),
-            {f"{name} {process.pid}": held_by(process.pid) for name, process in self._others().items()},
+            {name: held_by(pid) for name, pid in self._others().items()},
         )  # fmt: skip
 
     def n_live_calls(self) -> int:
@@ -262,8 +265,11 @@ class Subject:
 
 
 def held_by(pid: int) -> tuple[int, int]:
-    """(descriptors, threads) of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    """(descriptors, threads) of a process; none if it has just ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    except FileNotFoundError:
+        return 0, 0
 
 
 def _forget(process: subprocess.Popen[str] | None) -> None:
