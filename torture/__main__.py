@@ -14,14 +14,16 @@ from pathlib import Path
 
 from torture import places
 from torture.defects import DEFECTS
-from torture.histories import SHAPES, Round, make_round
+from torture.histories import ASTERISK, SHAPES, Round, make_round
 
 EXAMPLES = """examples:
   python -m torture --minutes 10
   python -m torture --seed 7 --only 12            round 12 of the seed 7 again
   python -m torture --history short.json          a history that a failed round was shortened to
   python -m torture --minutes 1 --defect late_frame     a server with a deliberate defect: it must be found
+  python -m torture --shape asterisk --per-round 8      calls of a real Asterisk, which is fetched (95 MB)
   python -m torture soak --calls 10000            the core of the server on a virtual clock: hours in minutes
+  python -m torture recovery --kills 5            how soon speech is back after kill -9, and which calls are lost
 """
 
 
@@ -30,12 +32,14 @@ def main() -> int:
         prog="python -m torture", description=__doc__, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    flags.add_argument("what", nargs="?", choices=("calls", "soak"), default="calls", help="default: calls")
+    flags.add_argument("what", nargs="?", choices=("calls", "soak", "recovery"), default="calls", help="default: calls")
     flags.add_argument("--minutes", type=float, default=1.0, help="how long rounds are begun (default 1)")
     flags.add_argument("--seed", type=int, default=1, help="of all rounds (default 1)")
     flags.add_argument("--only", type=int, metavar="NUMBER", help="run this round alone")
     flags.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin with this round (default 0)")
-    flags.add_argument("--shape", choices=SHAPES, help="of the server, in all rounds; default: by the seed")
+    flags.add_argument(
+        "--shape", choices=(*SHAPES, ASTERISK), help="of the server, in all rounds; default: by the seed"
+    )
     flags.add_argument("--per-round", type=int, default=60, metavar="N", help="calls in a round (default 60)")
     flags.add_argument("--history", type=Path, help="run the round in this file")
     flags.add_argument(
@@ -46,6 +50,10 @@ def main() -> int:
     flags.add_argument("--calls", type=int, default=1000, help="soak: so many calls (default 1000)")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
     flags.add_argument("--processes", type=int, default=1, help="soak: calls are divided among so many processes")
+    flags.add_argument("--kills", type=int, default=3, help="recovery: how often each process is killed (default 3)")
+    flags.add_argument(
+        "--victims", default="", help="recovery: whom to kill, of engine, front, bridge and asterisk (default: all)"
+    )
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"
     )
@@ -56,6 +64,10 @@ def main() -> int:
         from torture.soak import run_soak
 
         return run_soak(chosen)
+    if chosen.what == "recovery":
+        from torture.recovery import run_recovery
+
+        return run_recovery(chosen)
     return run_calls(chosen)
 
 

@@ -11,8 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.sender import Sender
@@ -31,11 +33,14 @@ class Defect:
     plant: Callable[[], object]
     is_virtual: bool = True
     """Whether a session alone shows it, on a virtual clock."""
+    is_of_bridge: bool = False
+    """Whether it is planted into the bridge in place of the server."""
 
 
-def plant(name: str) -> None:
-    """Plant this defect into this process."""
-    DEFECTS[name].plant()
+def plant(name: str, *, into_bridge: bool = False) -> None:
+    """Plant this defect into this process, if it is of this kind of process."""
+    if DEFECTS[name].is_of_bridge == into_bridge:
+        DEFECTS[name].plant()
 
 
 def _poll(change: Change) -> Callable[[], None]:
@@ -188,6 +193,110 @@ def _wrong_exit_status() -> None:
     atexit.register(lambda: os._exit(3))
 
 
+def _clock_of_the_day() -> None:
+    """A call reads the clock of the day, which may step."""
+    from telephony_tts.transport import call
+
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    call.monotonic_ns = lambda: time.time_ns() - offset_ns
+
+
+def _name_stays_taken() -> None:
+    """A call is found after its end."""
+    from telephony_tts.transport.registry import Registry
+
+    known: dict[str, Any] = {}
+    healthy = Registry.find
+
+    def find(self: Registry, call_id: str) -> Any:
+        known[call_id] = healthy(self, call_id) or known.get(call_id)
+        return known[call_id]
+
+    Registry.find = find  # type: ignore[method-assign]
+
+
+def _names_block() -> None:
+    """The name of a bot is looked up by the event loop."""
+    import socket
+
+    from telephony_tts.transport import bot_dial
+
+    healthy = bot_dial._connect
+
+    async def connect(*what: Any) -> Any:
+        with suppress(OSError):
+            socket.getaddrinfo("bot.torture.example", 9)
+        return await healthy(*what)
+
+    bot_dial._connect = connect
+
+
+def _http_leaves_out() -> None:
+    """Every other piece of an HTTP answer is lost."""
+    from telephony_tts.http_api import responses
+
+    healthy = responses._encoded
+
+    async def encoded(*what: Any) -> Any:
+        n = 0
+        async for data in healthy(*what):
+            n += 1
+            if n % 2:
+                yield data
+
+    responses._encoded = encoded
+
+
+def _ends_other_calls() -> None:
+    """When the media leg of one call is lost, all calls end."""
+    from telephony_tts.transport.call import Call
+
+    calls: WeakSet[Call] = WeakSet()
+    join, left = Call.join_bot, Call.media_left
+
+    def join_bot(self: Call, *what: Any) -> None:
+        calls.add(self)
+        join(self, *what)
+
+    def media_left(self: Call, *what: Any) -> None:
+        left(self, *what)
+        for call in list(calls):
+            call.finish(1011, "another call has ended")
+
+    Call.join_bot, Call.media_left = join_bot, media_left  # type: ignore[method-assign]
+
+
+def _finds_engine_late() -> None:
+    """A server connects to an engine that is back after two seconds."""
+    from telephony_tts.engines.remote import connection
+
+    connection.BACKOFF_S = (2.0,)  # type: ignore[assignment]
+
+
+def _bridge_leaks() -> None:
+    from sip_bridge.audiosocket.call import AudioSocketCall
+
+    healthy = AudioSocketCall.run
+
+    async def run(self: AudioSocketCall) -> None:
+        await healthy(self)
+        _leak_descriptor()
+
+    AudioSocketCall.run = run  # type: ignore[method-assign]
+
+
+def _bridge_joins_late() -> None:
+    from sip_bridge import server_leg
+
+    healthy = server_leg._connect
+
+    async def connect(*what: Any) -> Any:
+        await asyncio.sleep(1)
+        return await healthy(*what)
+
+    server_leg._connect = connect
+
+
 DEFECTS: dict[str, Defect] = {
     "second_end": Defect(v.ONE_END, _each(_second_end)),
     "no_end": Defect(v.ONE_END, _each(_no_end)),
@@ -210,4 +319,12 @@ DEFECTS: dict[str, Defect] = {
     "leak_memory": Defect(v.LEAKS, _on_clear(_leak_memory), is_virtual=False),
     "raise_in_a_callback": Defect(v.LOGS, _on_clear(_raise_in_a_callback), is_virtual=False),
     "wrong_exit_status": Defect(v.DRAIN, _wrong_exit_status, is_virtual=False),
+    "clock_of_the_day": Defect(v.CLOCK, _clock_of_the_day, is_virtual=False),
+    "name_stays_taken": Defect(v.CLOSE, _name_stays_taken, is_virtual=False),
+    "names_block": Defect(v.NEIGHBOUR, _names_block, is_virtual=False),
+    "http_leaves_out": Defect(v.DONE, _http_leaves_out, is_virtual=False),
+    "ends_other_calls": Defect(v.RECOVERY, _ends_other_calls, is_virtual=False),
+    "finds_engine_late": Defect(v.RECOVERY, _finds_engine_late, is_virtual=False),
+    "bridge_leaks": Defect(v.LEAKS, _bridge_leaks, is_virtual=False, is_of_bridge=True),
+    "bridge_joins_late": Defect(v.RECOVERY, _bridge_joins_late, is_virtual=False, is_of_bridge=True),
 }

@@ -7,13 +7,18 @@ import base64
 import random
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 from torture import violations as v
+from torture.asterisk_door import phone_call
+from torture.carriers import CARRIER_LINKS, TwilioLink
 from torture.histories import CallHistory, Step
+from torture.http_doors import FORMS, HttpCall
 from torture.letters import LETTERS, FrameReader, sentence
-from torture.links import AudioSocketLink, BotLink, Link, TwilioLink
+from torture.links import AudioSocketLink, BotLink, Link
 from torture.oracle import NativeOracle
 from torture.script import Script
 from torture.surroundings import Surroundings
@@ -27,6 +32,11 @@ _RESTART_S = 15.0
 _END_S = 5.0
 """The server closes so much later at most than the speech takes that it owes."""
 _POLL_S = 0.05
+_BOT_S = 15.0
+"""The server has given up to dial a bot by then; `bot.connect_timeout_s` is 2 s."""
+_CLAIM_S = 10.0
+"""`limits.call_claim_s`: a leg waits so long for the other one."""
+_NO_MEDIA = 4404
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -37,10 +47,16 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
         match call.door:
             case "native":
                 await _native(call, number, around)
-            case "twilio":
-                await _twilio(call, number, around)
             case "bridge":
                 await _bridge(call, number, around)
+            case "asterisk":
+                await _asterisk(call, number, around)
+            case "no_bot":
+                await _no_bot(number, around)
+            case door if door in CARRIER_LINKS:
+                await _carrier(call, number, around)
+            case door if door in FORMS:
+                await HttpCall(call, number, around).run()
             case _:
                 await _vendor(call, number, around)
     except OSError as error:
@@ -53,7 +69,19 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
 
 
 async def _native(call: CallHistory, number: int, around: Surroundings) -> None:
+    name = f"N{uuid.UUID(int=random.getrandbits(128)).hex}"
+    await _native_call(call, name, number, around)
+    if call.options.get("comes_back"):
+        await _come_back(call, lambda short: _native_call(short, name, number, around, is_back=True), number, around)
+
+
+async def _native_call(
+    call: CallHistory, name: str, number: int, around: Surroundings, *, is_back: bool = False
+) -> bool:
+    """Whether the server let the call in. With `is_back` its name may still be that of the call before."""
     options = {"words": "on", **call.options}
+    if options.pop("comes_back", False) or call.seed % 2:
+        options["call"] = name
     is_lossy = bool(options.pop("through_proxy", False)) and around.proxy_port > 0
     n_bytes = options["rate"] * options["ptime_ms"] // 1000 * (2 if options["codec"] == "pcm" else 1)
     oracle = NativeOracle(
@@ -64,26 +92,63 @@ async def _native(call: CallHistory, number: int, around: Surroundings) -> None:
     link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
     await asyncio.wait_for(link.connect(around.proxy_port if is_lossy else around.port), _CONNECT_S)
     try:
+        if is_back and await link.is_taken(_NOTICED_S):
+            return False
         await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
-        await _end(call, number, around, link)
+        await _end(call, around, link)
     finally:
         link.close()
-        oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+        if not link.was_taken:
+            oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+    return True
 
 
-async def _twilio(call: CallHistory, number: int, around: Surroundings) -> None:
+async def _come_back(
+    call: CallHistory, begin: Callable[[CallHistory], Awaitable[bool]], number: int, around: Surroundings
+) -> None:
+    """The client connects again under the same name. The server must let it in as soon as it has noticed the end of
+    the call before."""
+    short = replace(call, steps=(Step(0, "say", 2), Step(0, "mark")), end="close")
+    begin_ns = time.monotonic_ns()
+    around.tally.n_checked[v.CLOSE] += 1
+    around.tally.counts["calls that came back"] += 1
+    while not await begin(short):
+        lost_ns = around.stops.within(begin_ns, time.monotonic_ns())
+        if time.monotonic_ns() - begin_ns - lost_ns > _NOTICED_S * 1e9:
+            if not around.may_break:
+                what = f"{call.door}: the name of a call is taken {_NOTICED_S:.0f} s after its end"
+                around.tally.violations.append(Violation(v.CLOSE, what, number))
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+async def _carrier(call: CallHistory, number: int, around: Surroundings) -> None:
     name = f"CA{uuid.UUID(int=random.getrandbits(128)).hex}"
+    await _carrier_call(call, name, number, around)
+    if call.options.get("comes_back"):
+        await _come_back(call, lambda short: _carrier_call(short, name, number, around, is_back=True), number, around)
+
+
+async def _carrier_call(
+    call: CallHistory, name: str, number: int, around: Surroundings, *, is_back: bool = False
+) -> bool:
+    """Whether the server let both legs in. With `is_back` the call before may still have a leg of the same kind."""
+    codec = call.options.get("codec", "ulaw")
     oracle = NativeOracle(
         around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail,
+        frame_bytes=320 if codec == "pcm" else 160, reader=FrameReader(codec),
         delay_ns=call.options["delay_ms"] * MS,
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
-    media = TwilioLink(around, oracle, name)
+    media = CARRIER_LINKS[call.door](around, oracle, name, codec)
     try:
         for link in (media, bot) if call.options["media_first"] else (bot, media):
             await asyncio.wait_for(link.connect(around.port), _CONNECT_S)
             if link is media:
                 media.start()
+        if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
+            bot.was_taken = True
+            return False
         await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
@@ -91,17 +156,37 @@ async def _twilio(call: CallHistory, number: int, around: Surroundings) -> None:
                 media.hang_up_call()
             else:
                 media.reset()
-            await _closes(bot, number, around, 1000)
+            await _closes(bot, around, 1000)
         else:
-            await _end(call, number, around, bot)
+            await _end(call, around, bot)
         if not bot.closed.done():
             bot.reset()
-        if not media.torn and not await media.gone(_NOTICED_S) and not around.may_break:
-            around.tally.violations.append(Violation(v.CLOSE, "twilio: the media leg outlives its bot", number))
+        if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
+            oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
     finally:
         bot.close()
         media.close()
-        oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+        if not bot.was_taken:
+            oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+    return True
+
+
+async def _no_bot(number: int, around: Surroundings) -> None:
+    """A telephone call for which the server has to dial a bot, whose name does not resolve."""
+    oracle = NativeOracle(around.tally, around.stops, call=number, has_media=True, is_lossy=True)
+    media = TwilioLink(around, oracle, f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
+    await asyncio.wait_for(media.connect(around.port), _CONNECT_S)
+    try:
+        media.start()
+        is_gone = await media.gone(_BOT_S)
+        around.tally.counts["calls"] += 1
+        around.tally.n_checked[v.CLOSE] += 1
+        if not is_gone or media.close_code != 1011:
+            how = f"was closed with {media.close_code}" if is_gone else f"was not closed within {_BOT_S:.0f} s"
+            what = f"a call whose bot cannot be reached {how}, expected 1011"
+            around.tally.violations.append(Violation(v.CLOSE, what, number))
+    finally:
+        media.close()
 
 
 async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
@@ -121,18 +206,18 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
-            await _closes(bot, number, around, 1000)
+            await _closes(bot, around, 1000)
         else:
-            await _end(call, number, around, bot)
+            await _end(call, around, bot)
         if not bot.closed.done():
             bot.reset()
         try:
-            await asyncio.wait_for(asyncio.shield(telephone.closed), _NOTICED_S)
+            await asyncio.wait_for(asyncio.shield(telephone.closed), _outlives_s(bot))
         except TimeoutError:
             if not around.may_break:
-                around.tally.violations.append(Violation(v.CLOSE, "bridge: the telephone outlives its bot", number))
+                oracle.wrong(v.CLOSE, "bridge: the telephone outlives its bot")
         for wrong in telephone.wrong:
-            around.tally.violations.append(Violation(v.FRAMES, f"bridge: {wrong}", number))
+            oracle.wrong(v.FRAMES, f"bridge: {wrong}")
     finally:
         bot.close()
         if telephone.transport is not None:
@@ -140,17 +225,44 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
         oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
 
 
-async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLink) -> None:
+async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> None:
+    """A telephone call through a real Asterisk."""
+    async with phone_call(around, around.telephones, call.options["extension"]) as phone:
+        oracle = NativeOracle(
+            around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, is_lossy=True,
+        )  # fmt: skip
+        bot = BotLink(f"/v1/stream?call={phone.name}&audio=none&words=on", around, oracle)
+        feeding = asyncio.create_task(phone.feed(oracle))
+        try:
+            await asyncio.wait_for(bot.connect(around.port), _CONNECT_S)
+            await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+            if call.end == "hangup":
+                oracle.owes_answers = False
+                phone.hang_up()
+                await _closes(bot, around, 1000)
+            else:
+                await _end(call, around, bot)
+            if not bot.closed.done():
+                bot.reset()
+            if not await phone.ended(_outlives_s(bot)) and not around.may_break:
+                oracle.wrong(v.CLOSE, "asterisk: the telephone call outlives its bot")
+        finally:
+            feeding.cancel()
+            bot.close()
+            oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+
+
+async def _end(call: CallHistory, around: Surroundings, link: BotLink) -> None:
     """End a native call as its history says."""
     if link.closed.done():
-        await _closes(link, number, around, None)
+        await _closes(link, around, None)
         return
     match call.end:
         case "close" | "close_now":
             message = {"type": "close", **({"now": True} if call.end == "close_now" else {})}
             link.oracle.sent(message, time.monotonic_ns())
             link.send(message)
-            await _closes(link, number, around, 1000)
+            await _closes(link, around, 1000)
             return
         case "rst":
             link.reset()
@@ -163,23 +275,32 @@ async def _end(call: CallHistory, number: int, around: Surroundings, link: BotLi
         case _:
             link.leave()
     if not await link.gone(_NOTICED_S) and not around.may_break:
-        around.tally.violations.append(Violation(v.CLOSE, f"{call.end}: the server keeps the socket open", number))
+        link.oracle.wrong(v.CLOSE, f"{call.end}: the server keeps the socket open")
 
 
-async def _closes(link: Link, number: int, around: Surroundings, code: int | None) -> None:
-    """The server has to close with this code. A connection that breaks is only right if a process was killed."""
-    owed_s = link.oracle.owed_s() if isinstance(link, BotLink | VendorLink) else 0
-    within_s = owed_s + _END_S + (_RESTART_S if around.may_fail else 0)
+def _outlives_s(bot: BotLink) -> float:
+    """By when the other end must know that the bot has gone. If the legs have not met, it waits for another bot."""
+    return _CLAIM_S + _END_S if bot.awaits_media else _NOTICED_S
+
+
+async def _closes(link: BotLink | VendorLink, around: Surroundings, code: int | None) -> None:
+    """The server has to close with this code. A connection that breaks is only right if a process was killed. If the
+    legs of a call have not met, the server waits for the other one, and then says that it has not come."""
+    awaits_media = isinstance(link, BotLink) and link.awaits_media
+    within_s = link.oracle.owed_s() + _END_S + (_RESTART_S if around.may_fail else 0) + _CLAIM_S * awaits_media
     is_gone = await link.gone(within_s)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:
+        return
+    if is_gone and awaits_media and link.close_code == _NO_MEDIA:
+        around.tally.counts["calls without a media leg"] += 1
         return
     link.torn = True
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
         return
     what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
-    around.tally.violations.append(Violation(v.CLOSE, f"{what}, expected {code or 'an open call'}", number))
+    link.oracle.wrong(v.CLOSE, f"{what}, expected {code or 'an open call'}")
 
 
 # --------------------------------------------------------------------------- vendors
@@ -360,7 +481,7 @@ async def _vendor(call: CallHistory, number: int, around: Surroundings) -> None:
         link.complete()
         if call.end == "close" and link.closes and not link.closed.done():
             link.ask_close()
-            await _closes(link, number, around, 1000)
+            await _closes(link, around, 1000)
             is_torn = link.torn
         elif call.end == "rst":
             link.reset()

@@ -59,31 +59,53 @@ class Round:
         return cls(**{**told, "calls": calls, "faults": tuple(Fault(**fault) for fault in told["faults"])})
 
 
-SHAPES = ("one", "fronts", "engine", "bridge", "small")
+SHAPES = ("one", "fronts", "engine", "bridge", "small", "names")
 """one: a server in one process. fronts: two processes behind the port. engine: the engine in a process of its own.
-bridge: telephone calls come through the SIP bridge. small: few descriptors, a disk that is full, names that do not
-resolve."""
+bridge: telephone calls come through the SIP bridge. small: few descriptors, and a disk that is full. names: the DNS
+server does not answer."""
+ASTERISK = "asterisk"
+"""Calls of a real Asterisk, over its WebSocket and through the bridge. It is slow, so no seed chooses it."""
 
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
     "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
 }  # fmt: skip
 _WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
+CARRIERS = ("twilio", "telnyx", "plivo", "signalwire")
+"""The carriers whose media streams have Twilio's shape."""
+HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
+_CARRIER_CODECS = {
+    "twilio": ["ulaw"], "telnyx": ["ulaw", "alaw"], "plivo": ["ulaw", "pcm"], "signalwire": ["ulaw", "pcm"],
+}  # fmt: skip
+_CARRIER_ENDS = ("close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "half_close")
 _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
-    "twilio": ("close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "half_close"),
+    **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
+    **dict.fromkeys(HTTP_DOORS, ("fin", "fin", "rst")),
+    "asterisk": ("close", "close", "hangup", "fin"),
+    "no_bot": ("fin",),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
     "deepgram": ("close", "close", "fin", "rst"),
     "elevenlabs": ("close", "close", "fin", "rst"),
     "cartesia": ("fin", "fin", "rst"),
 }
-_DOORS = ("native", "native", "native", "twilio", "twilio", "deepgram", "elevenlabs", "cartesia")
+_DOORS = (
+    "native", "native", "native", "native", "twilio", "twilio", "telnyx", "plivo", "signalwire", "deepgram",
+    "elevenlabs", "cartesia", *HTTP_DOORS,
+)  # fmt: skip
+_DOORS_OF = {
+    "bridge": ("bridge",),
+    "asterisk": ("asterisk",),
+    "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
+}
 _FAULTS = {
-    "one": ("stop_server",),
+    "one": ("stop_server", "step_clock", "squeeze_memory"),
     "fronts": ("stop_front", "kill_front"),
     "engine": ("stop_engine", "kill_engine"),
     "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
     "small": ("use_up_descriptors", "fill_disk"),
+    "names": ("stop_server", "step_clock"),
+    "asterisk": ("stop_asterisk", "stop_asterisk", "stop_bridge", "stop_server", "kill_asterisk"),
 }
 
 
@@ -92,8 +114,8 @@ def make_round(
 ) -> Round:
     """The round of this number. `n_calls` begin within `seconds`."""
     choose = random.Random(f"{seed}/{number}")
-    shape = shape or choose.choices(SHAPES, (10, 2, 2, 2, 2))[0]
-    doors = ("bridge",) if shape == "bridge" else _DOORS
+    shape = shape or choose.choices(SHAPES, (10, 2, 2, 2, 2, 1))[0]
+    doors = _DOORS_OF.get(shape, _DOORS)
     calls = tuple(
         make_call(
             choose.randrange(2**32), doors, start_ms=round(1000 * seconds * n / n_calls),
@@ -116,7 +138,7 @@ def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: 
     weights = list(_STEPS.values())
     chosen = choose.choices(kinds, weights, k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
-    if door not in ("native", "bridge", "twilio"):
+    if door not in ("native", "bridge", "asterisk", *CARRIERS):
         steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS[door]), _options(door, choose))
@@ -132,9 +154,17 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "audio": choose.choice(["binary", "base64"]),
             "lead_ms": choose.choice([0, 60, 200, 400]),
             "through_proxy": choose.random() < 0.1,
+            "comes_back": choose.random() < 0.1,
         }
-    if door == "twilio":
-        return {"media_first": choose.random() < 0.4, "delay_ms": choose.choice([0, 0, 20, 80, 300, 1000, 1500])}
+    if door == "asterisk":
+        return {"extension": choose.choice(["700", "701"])}
+    if door in CARRIERS:
+        return {
+            "media_first": choose.random() < 0.4,
+            "delay_ms": choose.choice([0, 0, 20, 80, 300, 1000, 1500]),
+            "comes_back": choose.random() < 0.2,
+            "codec": choose.choice(_CARRIER_CODECS[door]),
+        }
     return {}
 
 

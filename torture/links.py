@@ -109,8 +109,42 @@ class BotLink(Link):
     def __init__(self, path: str, around: Surroundings, oracle: NativeOracle) -> None:
         super().__init__(path, around)
         self.oracle = oracle
+        self._needs_media = "audio=none" in path
+        self.was_taken = False
+        """Whether the server refused the bot, because the call of this name has one."""
+        self._is_answered = asyncio.Event()
+        self._has_media = asyncio.Event()
+
+    @property
+    def awaits_media(self) -> bool:
+        """Whether the bot's call needs a media leg, and none has come as far as the bot knows."""
+        return self._needs_media and not self._has_media.is_set()
+
+    async def gets_media(self, media_closed: asyncio.Future[None], within_s: float) -> bool:
+        """Whether the server connects the bot with its media leg. False if it refuses that leg."""
+        waiting = asyncio.ensure_future(self._has_media.wait())
+        await asyncio.wait((waiting, media_closed), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self._has_media.is_set()
+
+    async def is_taken(self, within_s: float) -> bool:
+        """Whether the server's first answer is that the call of this name has a bot already."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_answered.wait(), within_s)
+        return self.was_taken
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_answered.set()
+        super().connection_lost(exc)
 
     def take(self, message: dict[str, Any], at_ns: int) -> None:
+        if not self._is_answered.is_set():
+            self._is_answered.set()
+            self.was_taken = message.get("code") == "call_taken"
+        if self.was_taken:
+            return
+        if message.get("type") == "call":
+            self._has_media.set()
         if message.get("event") == "media":
             self.oracle.frame(base64.b64decode(message["media"]["payload"]), at_ns)
         else:
@@ -118,56 +152,6 @@ class BotLink(Link):
 
     def take_audio(self, payload: bytes, at_ns: int) -> None:
         self.oracle.frame(payload, at_ns)
-
-
-class TwilioLink(Link):
-    """Twilio's side of a media stream. It plays as the oracle's player does, and reports marks as that reaches them."""
-
-    def __init__(self, around: Surroundings, oracle: NativeOracle, call: str) -> None:
-        super().__init__("/media/twilio", around)
-        self._oracle = oracle
-        self._call = call
-        self._sequence = 0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def report(self, event: str, **fields: Any) -> None:
-        self._sequence += 1
-        self.send({"event": event, "sequenceNumber": str(self._sequence), "streamSid": "MZ1", **fields})
-
-    def start(self) -> None:
-        self.send({"event": "connected", "protocol": "Call", "version": "1.0.0"})
-        sound = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
-        start = {"streamSid": "MZ1", "accountSid": "AC1", "callSid": self._call, "tracks": ["inbound"],
-                 "customParameters": {}, "mediaFormat": sound}  # fmt: skip
-        self.report("start", start=start)
-
-    def hang_up_call(self) -> None:
-        self.report("stop", stop={"accountSid": "AC1", "callSid": self._call})
-
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        match message["event"]:
-            case "media":
-                self._oracle.frame(base64.b64decode(message["media"]["payload"]), at_ns)
-            case "mark":
-                name = message["mark"]["name"]
-                loop = asyncio.get_running_loop()
-                wait_s = max(0, self._oracle.player.end_ns - at_ns) / 1e9
-                self._timers[name] = loop.call_later(wait_s, self._echo, name)
-            case "clear":
-                self._oracle.media_clear(at_ns)
-                for name, timer in list(self._timers.items()):
-                    timer.cancel()
-                    self._echo(name)
-
-    def _echo(self, name: str) -> None:
-        del self._timers[name]
-        self.report("mark", mark={"name": name})
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        super().connection_lost(exc)
 
 
 class AudioSocketLink(asyncio.Protocol):

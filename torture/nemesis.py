@@ -14,6 +14,7 @@ from harness.peer import Peer
 
 from torture import violations as v
 from torture.histories import Fault
+from torture.sandbox import memory_group
 from torture.subject import Subject
 from torture.surroundings import Surroundings
 from torture.violations import Violation
@@ -22,6 +23,7 @@ MS = 1_000_000
 _AFTER_STOP_NS = 30 * MS
 """A process that goes on has so long to catch up."""
 _FLOOD = 400
+_SQUEEZED_BYTES = 256 * 1024
 RECOVERY_NS = 500 * MS
 """Speech comes so soon after the killed process is ready again."""
 
@@ -43,6 +45,16 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 await _stop(subject.engine.pid, fault.n, around)
             case "stop_bridge" if subject.bridge is not None:
                 await _stop(subject.bridge.pid, fault.n, around)
+            case "stop_asterisk" if subject.asterisk is not None:
+                await _stop(subject.asterisk.pid, fault.n, around)
+            case "kill_asterisk" if subject.asterisk is not None:
+                os.kill(subject.asterisk.pid, signal.SIGKILL)
+                await asyncio.to_thread(subject.start_asterisk)
+                around.asterisk = subject.asterisk
+            case "step_clock":
+                subject.server.send_signal(signal.SIGUSR2)
+            case "squeeze_memory":
+                await _squeeze_memory(subject.fronts()[0], fault.n, around)
             case "kill_front":
                 await _kill_front(subject, fault.n, around)
             case "kill_engine" if subject.engine is not None:
@@ -76,6 +88,20 @@ async def _stop(pid: int, ms: int, around: Surroundings) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+    around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
+
+
+async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
+    """The process gets no new memory for this time: when it needs more, it waits."""
+    begin_ns = time.monotonic_ns()
+    with memory_group() as group:
+        if group is None:
+            around.tally.counts["fault squeeze_memory, not possible here"] += 1
+            return
+        group.take(pid)
+        group.limit(_SQUEEZED_BYTES)
+        await asyncio.sleep(ms / 1000)
+        around.tally.counts["waits for memory"] += group.n_waits()
     around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
 
 

@@ -356,7 +356,7 @@ class NativeOracle:
             if not self._checked(v.ONE_END, turn.is_live):
                 self._wrong(v.ONE_END, f"error {code} of {turn.id}, which has ended with {turn.end}")
                 return
-            if not self.may_fail and code not in ("queue_full", "rate_limited", "closing"):
+            if not self.may_fail and code not in ("queue_full", "rate_limited", "closing", "no_media"):
                 self._wrong(v.ONE_END, f"{turn.id} failed with {code}: {event['message']}")
             if "heard_text" in event:
                 self._check_heard(turn, event, now_ns)
@@ -563,6 +563,10 @@ class NativeOracle:
         if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
             self._wrong(v.ANSWERS, f"{lacking} did not come")
+
+    def wrong(self, check: str, what: str) -> None:
+        """Something did not hold that the caller has found."""
+        self._wrong(check, what)
 
     def _check_late_audio(self, now_ns: int) -> None:
         """The media leg has no `cleared`. Its last `clear` about that time is the border."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from torture.places import ROOT
 
 
 def what_is_allowed() -> dict[str, str]:
@@ -15,8 +20,14 @@ def what_is_allowed() -> dict[str, str]:
         "a disk that is full (tmpfs)": _of(_mounts()),
         "packet loss (netem in a network namespace)": _of(_netem()),
         "memory pressure (cgroup)": _of(_cgroup()),
-        "Asterisk": "yes" if shutil.which("asterisk") else "no: not installed, an AudioSocket client stands in for it",
+        "a DNS server that does not answer": _of(_resolver()),
+        "Asterisk": _of("" if has_asterisk() else "fetched by --shape asterisk; else an AudioSocket client stands in"),
     }
+
+
+def has_asterisk() -> bool:
+    """Whether Asterisk and telephones were fetched."""
+    return (ROOT / ".peers" / "asterisk" / ".installed").exists()
 
 
 def _of(why_not: str) -> str:
@@ -40,19 +51,103 @@ def _netem() -> str:
         _run("ip", "netns", "del", name)
 
 
+_MEMORY = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+"""Where memory groups are made: version 1 of cgroups, and version 2."""
+
+
 def _cgroup() -> str:
-    for folder in (Path("/sys/fs/cgroup/memory/torture-probe"), Path("/sys/fs/cgroup/torture-probe")):
+    try:
+        with memory_group() as group:
+            return "no memory controller" if group is None else ""
+    except OSError as error:
+        return str(error.strerror)
+
+
+class MemoryGroup:
+    """A group of processes whose new memory can be limited. A process that needs more waits, and is not killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_first = (folder / "memory.limit_in_bytes").exists()
+        self._homes: dict[int, Path] = {}
+        """Where each process was before."""
+
+    def take(self, pid: int) -> None:
+        controller = ":memory:" if self._is_first else "::"
+        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines():
+            if controller in line:
+                home = line.partition(controller)[2].lstrip("/")
+                self._homes[pid] = self._folder.parent / home
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def limit(self, n_bytes: int | None) -> None:
+        """None: no limit."""
+        if self._is_first:
+            (self._folder / "memory.oom_control").write_text("0" if n_bytes is None else "1")
+            (self._folder / "memory.limit_in_bytes").write_text("-1" if n_bytes is None else str(n_bytes))
+        else:
+            (self._folder / "memory.high").write_text("max" if n_bytes is None else str(n_bytes))
+
+    def n_waits(self) -> int:
+        """How often a process had to wait for memory, as far as the system counts it."""
+        counter = self._folder / "memory.failcnt"
+        return int(counter.read_text()) if counter.exists() else 0
+
+    def give_back(self) -> None:
+        """Move all processes to where they came from."""
+        for pid, home in self._homes.items():
+            with suppress(ProcessLookupError):
+                (home / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
+def memory_group() -> Iterator[MemoryGroup | None]:
+    """A new group; None where this user may not make one. Its processes are moved out and it is removed at the end."""
+    for parent in _MEMORY:
+        folder = parent / f"torture-{os.getpid()}"
         try:
             folder.mkdir()
-        except OSError as error:
-            why = str(error.strerror)
+        except OSError:
             continue
-        limit = next((name for name in ("memory.limit_in_bytes", "memory.max") if (folder / name).exists()), None)
-        folder.rmdir()
-        if limit is not None:
-            return ""
-        why = "no memory controller"
-    return why
+        try:
+            if any((folder / name).exists() for name in ("memory.limit_in_bytes", "memory.high")):
+                group = MemoryGroup(folder)
+                try:
+                    yield group
+                finally:
+                    group.limit(None)
+                    group.give_back()
+                return
+        finally:
+            folder.rmdir()
+    yield None
+
+
+_RESOLVER = "127.0.0.153"
+
+
+@contextmanager
+def silent_resolver(file: Path) -> Iterator[Sequence[str]]:
+    """The beginning of a command whose program asks a DNS server that never answers. Where this user may not do that,
+    it is empty: names then fail as they do here."""
+    if _resolver():
+        yield ()
+        return
+    file.write_text(f"nameserver {_RESOLVER}\noptions timeout:2 attempts:1\n", encoding="ascii")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        silent.bind((_RESOLVER, 53))
+        yield ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(file))
+
+
+def _resolver() -> str:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((_RESOLVER, 53))
+    except OSError as error:
+        return str(error.strerror)
+    return _run("unshare", "-m", "mount", "--bind", "/etc/hosts", "/etc/resolv.conf")
 
 
 def _run(*command: str) -> str:

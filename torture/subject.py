@@ -1,7 +1,8 @@
-"""The processes under test: a server of one of the shapes of `histories.SHAPES`, with its engine or its bridge."""
+"""The processes under test: a server of one of the shapes of `histories`, with its engine, its bridge or Asterisk."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,17 +15,19 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torture.places import ROOT
+from torture.sandbox import silent_resolver
 
 _START_S = 60.0
 _DRAIN_S = 10.0
 SETTINGS = (
     "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=2", "engines.default=fake",
-    "engines.routes={}", "limits.calls=400", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
+    "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
     "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
@@ -32,17 +35,19 @@ _DESCRIPTORS = 220
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a process holds."""
+    """What the server holds, and (descriptors, threads) of the other processes, by their names and numbers."""
 
     descriptors: int
     threads: int
     tasks: int
     resident_kib: int
     files: int
+    others: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Subject:
-    """Use as a context manager. `port` is where bots and carriers connect, `media_port` where Asterisk does."""
+    """Use as a context manager. `port` is where bots and carriers connect, `media_port` where the bridge awaits
+    Asterisk. `asterisk` is a real one."""
 
     def __init__(self, shape: str, *, defects: Sequence[str] = ()) -> None:
         self.shape = shape
@@ -53,6 +58,9 @@ class Subject:
         self.bridge: subprocess.Popen[str] | None = None
         self.engine: subprocess.Popen[str] | None = None
         self.disk: Path | None = None
+        self.asterisk: Any = None
+        self._asterisk_stack = ExitStack()
+        self._stack = ExitStack()
         self._logs: list[Path] = []
         (self.folder / "tmp").mkdir()
 
@@ -74,18 +82,28 @@ class Subject:
             self.start_engine()
             settings += ["engines.default=remote", f"engines.remote.target=unix:{self.folder}/engine.sock"]
         if self.shape == "fronts":
-            settings += ["server.processes=2"]
+            (self.folder / "run").mkdir()
+            settings += ["server.processes=2", f"server.runtime_folder={self.folder}/run"]
         if self.shape == "small":
             flags = ["--descriptors", str(_DESCRIPTORS)]
             if (disk := small_disk(self.folder / "disk")) is not None:
                 self.disk = disk
                 settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
-        flags += [word for defect in self._defects for word in ("--defect", defect)]
+        prefix: Sequence[str] = ()
+        if self.shape == "names":
+            prefix = self._stack.enter_context(silent_resolver(self.folder / "resolv.conf"))
+            settings += ["bot.url=ws://bot.torture.example:9/", "bot.connect_timeout_s=2"]
         words = [word for setting in settings for word in ("--set", setting)]
-        self.server = self._run("server", "-m", "torture.subject_server", *flags, *words)
+        flags += self._defect_flags()
+        self.server = self._run("server", "-m", "torture.subject_server", *flags, *words, prefix=prefix)
         self.port = self._port(self.server, r"port (\d+)")
-        if self.shape == "bridge":
+        if self.shape in ("bridge", "asterisk"):
             self.start_bridge()
+        if self.shape == "asterisk":
+            self.start_asterisk()
+
+    def _defect_flags(self) -> list[str]:
+        return [word for defect in self._defects for word in ("--defect", defect)]
 
     def start_engine(self) -> None:
         """Start the engine's process, or another one after it was killed."""
@@ -102,10 +120,20 @@ class Subject:
         settings = (f"server.url=ws://127.0.0.1:{self.port}/media/native", f"audiosocket.port={self.media_port}",
                     "http.port=0", "drain_s=1")  # fmt: skip
         words = [word for setting in settings for word in ("--set", setting)]
-        self.bridge = self._run("bridge", "-m", "sip_bridge.cli", *words)
+        self.bridge = self._run("bridge", "-m", "torture.subject_bridge", *self._defect_flags(), *words)
         self.media_port = self._port(self.bridge, r"127\.0\.0\.1:(\d+)(?= )")
 
-    def _run(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+    def start_asterisk(self) -> None:
+        """Start an Asterisk with the shipped dialplan, or another one on the same port after it was killed."""
+        from harness.pbx_peers import shipped_asterisk
+
+        sip_port = None if self.asterisk is None else self.asterisk.sip_port
+        self._asterisk_stack.close()
+        media_uri = f"ws://127.0.0.1:{self.port}/media/asterisk"
+        running = shipped_asterisk(media_uri, f"127.0.0.1:{self.media_port}", sip_port=sip_port)
+        self.asterisk = self._asterisk_stack.enter_context(running)
+
+    def _run(self, name: str, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         log = self.folder / f"{name}{len(self._logs)}.log"
         self._logs.append(log)
         paths = [str(ROOT), str(ROOT / "benchmarks"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -118,8 +146,8 @@ class Subject:
         }
         with open(log, "w") as errors:
             return subprocess.Popen(
-                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-                cwd=ROOT,
+                [*prefix, sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True,
+                env=environment, cwd=ROOT,
             )  # fmt: skip
 
     def _port(self, process: subprocess.Popen[str], pattern: str) -> int:
@@ -147,8 +175,40 @@ class Subject:
 
     def pids(self) -> list[int]:
         """All processes whose waits for a core may make calls late."""
-        others = [p.pid for p in (self.engine, self.bridge) if p is not None and p.poll() is None]
-        return [*self.fronts(), *others]
+        asterisk = [] if self.asterisk is None else [self.asterisk.pid]
+        return list({*self.fronts(), *self._others().values(), *asterisk})
+
+    def _others(self) -> dict[str, int]:
+        """Our processes beside the server that run, by their names and numbers."""
+        named = {"engine": self.engine, "bridge": self.bridge}
+        running = {f"{name} {each.pid}": each.pid for name, each in named.items() if each and each.poll() is None}
+        if self.shape == "fronts":
+            running |= {f"front {pid}": pid for pid in children(self.server.pid)}
+        return running
+
+    def owner(self, call: str) -> int | None:
+        """The number of the front that has this call."""
+        name = hashlib.blake2b(call.encode(), digest_size=16).hexdigest()
+        for folder in (self.folder / "run").iterdir():
+            with suppress(FileNotFoundError):
+                return int(os.readlink(folder / "calls" / name).partition(".")[0])
+        return None
+
+    def front_pid(self, number: int) -> int:
+        """The process of this front now."""
+        started = [line for line in self.logged("front_started") if line["front"] == number]
+        return int(started[-1]["pid"])
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The lines of this event in the logs so far."""
+        found = []
+        for line in self.log_text().splitlines():
+            if f'"{event}"' in line:
+                with suppress(ValueError):
+                    told = json.loads(line)
+                    if told.get("event") == event:
+                        found.append(told)
+        return found
 
     def holdings(self) -> Holdings:
         """What the server holds now, after a garbage collection."""
@@ -160,6 +220,7 @@ class Subject:
         return Holdings(
             len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
             sum(1 for _ in (self.folder / "tmp").rglob("*")),
+            {name: held_by(pid) for name, pid in self._others().items()},
         )  # fmt: skip
 
     def n_live_calls(self) -> int:
@@ -186,6 +247,7 @@ class Subject:
         return found
 
     def close(self) -> None:
+        self._asterisk_stack.close()
         for process in (self.bridge, getattr(self, "server", None), self.engine):
             if process is not None:
                 if process.poll() is None:
@@ -198,7 +260,16 @@ class Subject:
                     process.stdout.close()
         if self.disk is not None:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
+        self._stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def held_by(pid: int) -> tuple[int, int]:
+    """(descriptors, threads) of a process; none if it has just ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    except FileNotFoundError:
+        return 0, 0
 
 
 def _forget(process: subprocess.Popen[str] | None) -> None:

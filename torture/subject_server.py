@@ -1,6 +1,7 @@
 """The server under test: the real composition root with `--set KEY=VALUE`, and with a `--defect` if one is to be found.
 
 It prints "port N" when it is ready. On SIGUSR1 it prints what it holds, as a line of JSON: its tasks and its threads.
+On SIGUSR2 its clock of the day steps: an hour forward, the next time two hours back, then an hour forward.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import resource
 import signal
 import threading
+import time
 from functools import lru_cache
 
 import yaml
@@ -22,6 +25,9 @@ from telephony_tts.engines import fake
 from torture import defects
 
 _loop: asyncio.AbstractEventLoop | None = None
+_STEPS_S = itertools.cycle([3600, -7200, 3600])
+_time_s, _time_ns = time.time, time.time_ns
+_step_s = 0
 
 
 def main() -> None:
@@ -40,6 +46,7 @@ def main() -> None:
         key, _, value = word.partition("=")
         settings[key] = yaml.safe_load(value)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: report())
+    signal.signal(signal.SIGUSR2, lambda _number, _frame: step_clock())
     app.run(config.load(None, settings), ready)
 
 
@@ -50,6 +57,15 @@ def ready(served: object) -> None:
     except RuntimeError:
         _loop = None
     print(f"port {served.port}", flush=True)  # type: ignore[attr-defined]
+
+
+def step_clock() -> None:
+    """Step the clock that is read with `time.time` and `time.time_ns`, as a wrong time server would. The monotonic
+    clock goes on: no system steps it."""
+    global _step_s
+    _step_s += next(_STEPS_S)
+    time.time = lambda: _time_s() + _step_s
+    time.time_ns = lambda: _time_ns() + _step_s * 1_000_000_000
 
 
 def report() -> None:

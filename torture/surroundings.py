@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from torture.violations import Stops, Tally
 
@@ -22,6 +23,11 @@ class Surroundings:
     """Where telephone calls come in: the bridge's AudioSocket port."""
     proxy_port: int = 0
     """A way to the server that delays and cuts what passes."""
+    asterisk: Any = None
+    """A real Asterisk, where calls come in at the extensions of the shipped dialplan."""
+    telephones: Any = None
+    """Receives the RTP of all telephones."""
+    dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
     may_fail: bool = False
     """An engine may fail, so that turns end with an error."""
     may_refuse: bool = False

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,19 +167,23 @@ _ALWAYS_WRONG = re.compile(
 )
 
 
-def wrong_lines(log: str, *, may_fail: bool) -> list[str]:
-    """The lines of a log that no fault excuses. `may_fail`: errors of engines are expected."""
+def wrong_lines(log: str, *, may_fail: bool, expected: Sequence[str] = ()) -> list[str]:
+    """The lines of a log that no fault excuses. `may_fail`: errors of engines are expected, otherwise the events of
+    `expected` only."""
     found = []
     for line in log.splitlines():
-        is_error = not may_fail and _level(line) in ("error", "critical")
+        told = _told(line)
+        is_error = str(told.get("level", "")).lower() in ("error", "critical")
+        is_error = is_error and not may_fail and told.get("event") not in expected
         if _ALWAYS_WRONG.search(line) or is_error:
             found.append(line[:400])
     return found
 
 
-def _level(line: str) -> str:
+def _told(line: str) -> dict[str, Any]:
+    """A line of JSON as a dict; empty for any other line."""
     try:
         told = json.loads(line)
     except ValueError:
-        return ""
-    return str(told.get("level", "")).lower() if isinstance(told, dict) else ""
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -7,6 +7,7 @@ a command is not answered in time. An idle connection is checked with `uptime`.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -185,6 +186,8 @@ async def connect_esl(settings: FreeSwitchConfig, events: str) -> EslConnection:
     is_there = False
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
+            # uvloop's own lookup goes on after the timeout, and logs a traceback if it fails then.
+            await loop.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
             _, connection = await loop.create_connection(
                 lambda: EslConnection(settings.reply_timeout_s), settings.host, settings.port
             )

@@ -20,7 +20,7 @@ from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, pac
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import ACTIVITY, METRICS, SocketMover
 from telephony_tts.fronts.spreading import better_front
-from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
+from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, MovedSocket
 
 _log = logs.get(__name__)
 KEEP_EVERY_S = 1.0
@@ -131,10 +131,12 @@ class Front:
 
     # ------------------------------------------------------------ connections
 
-    async def move(self, to: str, sock: socket.socket, moved: MovedSocket) -> None:
+    async def move(self, to: str, sock: socket.socket, moved: MovedSocket, *, may_stay: bool) -> None:
         self._under_way[to] += 1
         try:
-            await self._mover.move(to, sock, moved)
+            await self._mover.move(to, sock, moved, may_stay=may_stay)
+        except FrontSilent:
+            raise
         except FrontGone:
             self._gone.add(to)
             raise

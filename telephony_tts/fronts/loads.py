@@ -12,14 +12,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from telephony_tts.clock import NS_PER_S
+from telephony_tts.clock import NS_PER_MS
 from telephony_tts.transport.fronts import FrontLoad
 
 _FIELDS = 16
 _SLOT_BYTES = 8 * _FIELDS
 _GENERATION, _BEAT, _CALLS, _REQUESTS, _ARRIVING, _SOCKETS, _AWAITS, _ABLE, _DRAINING = range(9)
-_SILENT_NS = NS_PER_S
-"""A front that has written nothing for so long gets no new connections: its event loop hangs."""
+SILENT_NS = 250 * NS_PER_MS
+"""A front that has written nothing for so long gets no new connections: it is stopped, or its event loop hangs. A
+healthy one writes every 100 ms."""
 
 
 class Loads:
@@ -65,7 +66,7 @@ class Loads:
         values = self._values
         if not values[at + _GENERATION]:
             return FrontLoad(is_draining=True)
-        hangs = now_ns - values[at + _BEAT] > _SILENT_NS
+        hangs = now_ns - values[at + _BEAT] > SILENT_NS
         return FrontLoad(
             values[at + _CALLS], values[at + _REQUESTS], values[at + _ARRIVING], values[at + _SOCKETS],
             bool(values[at + _AWAITS]), bool(values[at + _ABLE]) and not hangs, bool(values[at + _DRAINING]),

@@ -1,7 +1,9 @@
 """Sends sockets to other fronts, and takes theirs: one short connection to the other front's Unix socket for each.
 
-A request is its kind (one byte), the length of its body, and the body; a moved socket rides on the kind. The answer is
-one byte. A question is its kind alone, and its answer a length and so many bytes. Each step has a deadline.
+The other front greets with one byte: a process that is stopped still has a socket that accepts connections, so nothing
+is sent before that. A request is its kind (one byte), the length of its body, and the body; a moved socket rides on the
+kind. The answer is one byte. A question is its kind alone, and its answer a length and so many bytes. Each step has a
+deadline.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from telephony_tts import logs
-from telephony_tts.transport.fronts import FrontGone, MovedSocket, unpacked
+from telephony_tts.transport.fronts import FrontGone, FrontSilent, MovedSocket, unpacked
 
 _log = logs.get(__name__)
 _MOVE = b"S"
 METRICS, ACTIVITY = b"M", b"A"
 """The questions."""
-_TAKEN = b"+"
+_GREETING, _TAKEN = b"!", b"+"
 _LENGTH = struct.Struct("!I")
 _MAX_BODY_BYTES = 1 << 21
 _MAX_ANSWER_BYTES = 1 << 24
@@ -31,6 +33,8 @@ _AT_ONCE = 512
 _ACCEPT_AGAIN_S = 0.1
 MOVE_S = 4.0
 """How long another front may take to confirm a connection. Its event loop runs within milliseconds, or it hangs."""
+GREETING_S = 0.25
+"""How long another front may take to greet, if this one can serve the connection as well."""
 ANSWER_S = 1.0
 
 Adopt = Callable[[socket.socket, MovedSocket], Awaitable[None]]
@@ -75,6 +79,7 @@ class SocketMover:
         fds: list[int] = []
         try:
             async with asyncio.timeout(MOVE_S):
+                await asyncio.get_running_loop().sock_sendall(connection, _GREETING)
                 kind = await _receive_fds(connection, fds)
                 if kind in answers:
                     answer = answers[kind]()
@@ -95,9 +100,15 @@ class SocketMover:
                 os.close(fd)
             connection.close()
 
-    async def move(self, to: str, sock: socket.socket, moved: MovedSocket) -> None:
+    async def move(self, to: str, sock: socket.socket, moved: MovedSocket, *, may_stay: bool) -> None:
         """See `Fronts.move`."""
-        with await self._connect(to) as connection:
+        try:
+            connecting = await self._connect(to, GREETING_S if may_stay else MOVE_S)
+        except TimeoutError as error:
+            if may_stay:
+                raise FrontSilent(to) from error
+            raise
+        with connecting as connection:
             try:
                 async with asyncio.timeout(MOVE_S):
                     loop = asyncio.get_running_loop()
@@ -115,18 +126,22 @@ class SocketMover:
 
     async def ask(self, of: str, question: bytes) -> bytes:
         """The answer of another front. Raises FrontGone, OSError, EOFError or TimeoutError."""
-        with await self._connect(of) as connection:
+        with await self._connect(of, ANSWER_S) as connection:
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.get_running_loop().sock_sendall(connection, question)
                 return await _receive_body(connection, _MAX_ANSWER_BYTES)
 
-    async def _connect(self, to: str) -> socket.socket:
+    async def _connect(self, to: str, within_s: float) -> socket.socket:
+        """A connection to another front, which has greeted. Raises FrontGone, OSError or TimeoutError."""
+        loop = asyncio.get_running_loop()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
-            async with asyncio.timeout(MOVE_S):
-                await asyncio.get_running_loop().sock_connect(connection, str(self._path_of(to)))
-        except (ConnectionRefusedError, FileNotFoundError) as error:
+            async with asyncio.timeout(within_s):
+                await loop.sock_connect(connection, str(self._path_of(to)))
+                if await loop.sock_recv(connection, len(_GREETING)) != _GREETING:
+                    raise ConnectionResetError("it has ended before its greeting")
+        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError, FileNotFoundError) as error:
             connection.close()
             raise FrontGone(to) from error
         except BaseException:

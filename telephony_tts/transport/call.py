@@ -248,7 +248,9 @@ class Call:
     def _unclaimed(self, what: str) -> None:
         metrics.REFUSED.labels(reason="unclaimed").inc()
         self.log.warning("unclaimed", missing=what)
-        message = f"no {what} leg came for call {self.id}"
+        message, now_ns = f"no {what} leg came for call {self.id}", monotonic_ns()
+        waited_in_vain = TelephonyTTSError(message, code=f"no_{what}")
+        self._drive(now_ns, lambda: self.session.interrupt("unclaimed", now_ns, error=waited_in_vain))
         self._to_bot(m.ErrorEvent(f"no_{what}", message, fatal=True))
         self.finish(4404, message)
 

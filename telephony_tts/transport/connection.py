@@ -338,6 +338,19 @@ class Dial(connect):
     def __init__(self, url: str, **how: Any) -> None:
         super().__init__(url, create_connection=DialledConnection, compression=None, proxy=None, **how)
 
+    async def open_tcp_connection(self) -> ClientConnection:
+        """Look the name up first, and try its addresses one after the other. uvloop's own lookup goes on when nobody
+        waits for the connection any more, and logs a traceback if it fails then."""
+        loop, port = asyncio.get_running_loop(), self.ws_uri.port
+        found = await loop.getaddrinfo(self.ws_uri.host, port, type=socket.SOCK_STREAM)
+        *earlier, last = [str(address[0]) for *_, address in found]
+        for host in earlier:
+            self.create_connection_kwargs |= {"host": host, "port": port}
+            with contextlib.suppress(OSError):
+                return await super().open_tcp_connection()
+        self.create_connection_kwargs |= {"host": last, "port": port}
+        return await super().open_tcp_connection()
+
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
 

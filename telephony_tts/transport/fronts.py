@@ -37,6 +37,10 @@ class FrontGone(Exception):
     """The front that should get a connection has ended. The connection was not moved."""
 
 
+class FrontSilent(FrontGone):
+    """The front that should get a connection does not answer: it is stopped, or hangs. The connection was not moved."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrontLoad:
     """What one front does. All fronts together are held to the limits of the server.
@@ -138,11 +142,13 @@ class Fronts(Protocol):
     def is_new(self, nonce: str) -> bool:
         """Remember a nonce. False if one of the fronts has had it before. Raises ClaimFailed if it cannot be kept."""
 
-    async def move(self, to: str, sock: socket.socket, moved: MovedSocket) -> None:
-        """Give a connection to another front. `sock` is closed here when that front has it.
+    async def move(self, to: str, sock: socket.socket, moved: MovedSocket, *, may_stay: bool) -> None:
+        """Give a connection to another front. `sock` is closed here when that front has it. `may_stay`: this front can
+        serve the connection as well, so it does not wait for a front that does not answer at once.
 
-        Raises FrontGone, with `sock` still open, if the other front has ended. Raises OSError or TimeoutError if it did
-        not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
+        Raises FrontGone, with `sock` still open, if the other front has ended; with `may_stay` it raises FrontSilent,
+        with `sock` still open, if the other front does not answer within 250 ms. Raises OSError or TimeoutError if it
+        did not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
 
     def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
         """Tell the other fronts what the keys use here, and what the calls of each arm of an experiment were like."""

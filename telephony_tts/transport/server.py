@@ -45,7 +45,15 @@ from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWire
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.front_connection import FrontConnection
-from telephony_tts.transport.fronts import MAX_MOVES, ClaimFailed, FrontGone, FrontLoad, Fronts, MovedSocket
+from telephony_tts.transport.fronts import (
+    MAX_MOVES,
+    ClaimFailed,
+    FrontGone,
+    FrontLoad,
+    Fronts,
+    FrontSilent,
+    MovedSocket,
+)
 from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.transport.incoming import HttpSide, IncomingConnection, OnePerRound
 from telephony_tts.transport.jambonz_leg import JambonzLeg
@@ -405,10 +413,11 @@ class Server:
                 return
             sock, moved = taken
             try:
-                await self._fronts.move(to, sock, moved)
+                await self._fronts.move(to, sock, moved, may_stay=why == "load")
                 metrics.MOVED.labels(why=why).inc()
-            except FrontGone:
-                self._outside_log.warning("front_gone", front=to, why="a connection that was moved to it stays here")
+            except FrontGone as gone:
+                event = "front_silent" if isinstance(gone, FrontSilent) else "front_gone"
+                self._outside_log.warning(event, front=to, why="a connection that was moved to it stays here")
                 await self.adopt(sock, moved)
             except BaseException:
                 sock.close()

@@ -128,8 +128,14 @@ def test_a_bot_whose_call_never_comes() -> None:
     async def main() -> None:
         async with serving(call_claim_s=0.3) as rig, neighbour(rig), rig.bot(call="CA" + "1" * 126) as bot:
             await bot.say("Hello?", "a")
+            await bot.send({"type": "mark", "turn": "a", "name": "said"})
+            mark = await bot.event("mark")
+            assert (mark["name"], mark["state"]) == ("said", "cleared")
+            ended = await bot.event("error")
+            assert (ended["turn"], ended["code"], ended["fatal"]) == ("a", "no_media", False)
+            assert (ended["heard_text"], ended["unheard_text"]) == ("", "Hello?")
             error = await bot.event("error")
-            assert error["code"] == "no_media" and error["fatal"]
+            assert error["code"] == "no_media" and error["fatal"] and "turn" not in error
             assert (await bot.gone())[0] == 4404
 
     run(main)

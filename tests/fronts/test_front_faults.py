@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -108,8 +109,8 @@ async def two_fronts_speak_again(server: FrontServer) -> int:
     return n
 
 
-def test_a_connection_on_its_way_to_a_front_that_dies_is_closed(short: Path) -> None:
-    """The other front has sent the socket, and nobody confirms it. The peer must not wait for ever."""
+def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(short: Path) -> None:
+    """The owner is stopped, so it has not greeted and the leg was not sent. When it dies, the leg is not lost."""
     with front_server(short) as server:
 
         async def main() -> None:
@@ -119,20 +120,51 @@ def test_a_connection_on_its_way_to_a_front_that_dies_is_closed(short: Path) -> 
                 os.kill(server.pids[owner], signal.SIGSTOP)
                 async with calling(server.url("/media/twilio"), "CA1") as peer:
                     await peer.start()
-                    await asyncio.sleep(0.3)  # it is in the hands of the kernel now
+                    await asyncio.sleep(0.3)  # the other front waits for the greeting now
                     os.kill(server.pids[owner], signal.SIGKILL)
-                    begun_s = time.monotonic()
-                    await peer.gone()
-                    assert time.monotonic() - begun_s < 2
-                await bot.gone()
-            # The call can begin anew, on the front that is left.
-            async with greeted(server.url(call="CA1")), calling(server.url("/media/twilio"), "CA1") as peer:
-                await peer.start()
-                await until(lambda: server.owner("CA1") is not None, "the call")
+                    await bot.gone()
+                    await until(lambda: server.owner("CA1") == 1 - owner, "the call is that of the front that is left")
+                    async with greeted(server.url(call="CA1")) as again:
+                        await again.say(SENTENCE, "a")
+                        await again.event("done", turn="a")
 
         run(main)
-        (failed,) = server.logged("move_failed")
-        assert failed["level"] == "error" and failed["front"].endswith(".1")
+        assert not server.logged("move_failed")
+        (gone,) = server.logged("front_gone")
+        assert gone["level"] == "warning" and gone["front"].endswith(".1")
+
+
+def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) -> None:
+    """The front with fewer connections is stopped an instant ago, so the other one does not know it yet."""
+    with front_server(short) as server:
+
+        async def main() -> None:
+            bots: dict[int | None, list[Any]] = {0: [], 1: []}
+            async with contextlib.AsyncExitStack() as open_bots:
+                for each in range(10):
+                    bot = await open_bots.enter_async_context(greeted(server.url(call=f"S{each}")))
+                    bots[server.owner(f"S{each}")].append(bot)
+                idle = min(bots, key=lambda front: len(bots[front]))
+                assert idle is not None
+                for bot in bots[idle]:
+                    await bot.aclose()
+                await asyncio.sleep(SETTLED_S)
+                with server.stopped(idle):
+                    begun_s = time.monotonic()
+                    async with greeted(server.url(call="CA1", audio="binary")) as bot:
+                        await bot.say(SENTENCE, "a")
+                        await bot.event("started", turn="a")
+                        assert time.monotonic() - begun_s < 1
+                        assert server.owner("CA1") == server.other(idle)
+                        # It is known now: the next ones are not even tried.
+                        await asyncio.sleep(0.3)
+                        begun_s = time.monotonic()
+                        async with greeted(server.url(call="CA2")):
+                            assert time.monotonic() - begun_s < 0.2
+
+        run(main)
+        (silent,) = server.logged("front_silent")
+        assert silent["level"] == "warning" and not server.logged("move_failed")
 
 
 def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path) -> None:

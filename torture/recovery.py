@@ -1,0 +1,353 @@
+"""Kills processes while calls speak, and measures how soon speech is back and which calls were lost.
+
+    python -m torture recovery --kills 5
+
+A call that a killed process held is lost; no other call may be. The process is started again at once, by its supervisor
+or by this program in place of one. The next speech must be heard within 500 ms after the process is ready again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.peer import Peer
+from harness.report import percentiles, table
+
+from torture import report
+from torture.asterisk_door import PhoneCall, phone_call
+from torture.letters import FrameReader
+from torture.links import AudioSocketLink
+from torture.nemesis import RECOVERY_NS
+from torture.runner import in_loop
+from torture.sandbox import has_asterisk
+from torture.subject import Subject
+from torture.surroundings import Surroundings, watch_lag
+from torture.violations import Stops, Tally
+from torture.witnesses import watching_cores
+
+MS = 1_000_000
+VICTIMS = ("engine", "front", "bridge", "asterisk")
+_SHAPES = {"engine": "engine", "front": "fronts", "bridge": "bridge", "asterisk": "asterisk"}
+_N_CALLS = 6
+_BY_PHONE = 2
+"""So many of the calls come through the real Asterisk."""
+_TEXT = "aaa aaaa aaa."
+_WITHIN_S = 40.0
+_AGAIN_S = 0.05
+_EVERY_S = 0.005
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One kill. Times are from the kill, but `speaks_ms` is from when the process was ready again; 0 if there was
+    speech before that. `stops_ms` of it could not run at all."""
+
+    victim: str
+    restart_ms: float
+    speaks_ms: float
+    stops_ms: float
+    calls: int
+    on_it: int
+    """Calls that the killed process held, which cannot be saved."""
+    lost: int
+    lost_needlessly: int
+    noticed_ms: float
+    """By then the bots of all lost calls knew."""
+
+    @property
+    def holds(self) -> bool:
+        return self.speaks_ms - self.stops_ms <= RECOVERY_NS / MS and not self.lost_needlessly
+
+
+class SteadyCall(Peer):
+    """A bot that says one short turn after the other. `telephone` is the other end of its call, if it has one."""
+
+    def __init__(self, name: str, audio: str = "binary", telephone: Any = None) -> None:
+        super().__init__(f"/v1/stream?call={name}&audio={audio}")
+        self.name = name
+        self.telephone = telephone
+        self.started_ns: list[int] = []
+        self.closed_ns = 0
+        self._n = 0
+
+    def say(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self._n += 1
+            self.send({"type": "say", "turn": f"t{self._n}", "text": _TEXT})
+
+    def on_message(self, payload: bytes, at_ns: int) -> None:
+        told = json.loads(payload)
+        match told["type"]:
+            case "ready" | "done":
+                self.say()
+            case "started":
+                self.started_ns.append(at_ns)
+            case "error" if told.get("turn"):
+                asyncio.get_running_loop().call_later(_AGAIN_S, self.say)
+
+    def on_binary(self, payload: bytes, at_ns: int) -> None:
+        pass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed_ns = time.monotonic_ns()
+        super().connection_lost(exc)
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.closed_ns)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+        if isinstance(self.telephone, AudioSocketLink) and self.telephone.transport is not None:
+            self.telephone.transport.abort()
+
+
+class Scene:
+    """A running subject with calls that speak."""
+
+    def __init__(self, subject: Subject, around: Surroundings, stack: AsyncExitStack) -> None:
+        self.subject = subject
+        self.around = around
+        self._stack = stack
+        self.calls: list[SteadyCall] = []
+        self._n = 0
+
+    async def direct(self) -> SteadyCall:
+        """A call whose audio is on the bot's socket."""
+        self._n += 1
+        return await self._connect(SteadyCall(f"R{self._n}"))
+
+    async def bridged(self) -> tuple[SteadyCall, asyncio.Future[int]]:
+        """A call through the bridge, and when its telephone hears speech."""
+        name, reader = uuid.uuid4(), FrameReader("pcm")
+        heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def on_audio(payload: bytes, at_ns: int) -> None:
+            if not heard.done() and reader.letter(payload):
+                heard.set_result(at_ns)
+
+        telephone = AudioSocketLink(name.bytes, on_audio)
+        call = await self._connect(SteadyCall(str(name), "none", telephone))
+        await asyncio.get_running_loop().create_connection(lambda: telephone, "127.0.0.1", self.subject.media_port)
+        return call, heard
+
+    async def phoned(self, extension: str) -> tuple[SteadyCall, PhoneCall]:
+        """A call through the real Asterisk."""
+        phone = await self._stack.enter_async_context(phone_call(self.around, self.around.telephones, extension))
+        return await self._connect(SteadyCall(phone.name, "none", phone)), phone
+
+    async def _connect(self, call: SteadyCall) -> SteadyCall:
+        await asyncio.wait_for(call.connect(self.subject.port), 5)
+        self.calls.append(call)
+        self._stack.callback(call.close)
+        return call
+
+    async def all_speak(self) -> None:
+        """Wait until each call has begun its second turn."""
+        await _until(lambda: all(len(call.started_ns) > 1 for call in self.calls), "all calls speak")
+
+
+async def _until(true: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + _WITHIN_S
+    while not true():
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"not within {_WITHIN_S:.0f} s: {what}")
+        await asyncio.sleep(_EVERY_S)
+
+
+@dataclass
+class _Killed:
+    """What a kill did: when it was, when the process was ready again, when there was speech, whose calls it held."""
+
+    at_ns: int
+    ready_ns: int
+    speech_ns: int
+    held: list[SteadyCall]
+
+
+async def _kill_engine(scene: Scene) -> _Killed:
+    """All calls stay. Each of them must speak again."""
+    for _ in range(_N_CALLS):
+        await scene.direct()
+    await scene.all_speak()
+    subject, calls = scene.subject, list(scene.calls)
+    assert subject.engine is not None
+    at_ns = time.monotonic_ns()
+    subject.engine.kill()
+    await asyncio.to_thread(subject.start_engine)
+    ready_ns = time.monotonic_ns()
+    await _until(lambda: all(c.is_lost or c.started_ns[-1] > ready_ns for c in calls), "all calls speak again")
+    first = [next(at for at in c.started_ns if at > ready_ns) for c in calls if not c.is_lost]
+    return _Killed(at_ns, ready_ns, max(first, default=ready_ns), [])
+
+
+async def _kill_front(scene: Scene) -> _Killed:
+    """New calls are taken by the other front at once, and by the new one when it is ready."""
+    for _ in range(_N_CALLS):
+        await scene.direct()
+    await scene.all_speak()
+    subject, number = scene.subject, 0
+    held = [call for call in scene.calls if subject.owner(call.name) == number]
+    n_ready = len(_ready_lines(subject, number))
+    at_ns = time.monotonic_ns()
+    os.kill(subject.front_pid(number), 9)
+    await _speaks_at_once(scene)
+    await _until(lambda: len(_ready_lines(subject, number)) > n_ready, "the new front is ready")
+    ready_ns = time.monotonic_ns()
+    while time.monotonic_ns() < ready_ns + _WITHIN_S * 1e9:
+        call = await scene.direct()
+        owner = subject.owner(call.name)
+        if await _speaks(call) and owner == number:
+            return _Killed(at_ns, ready_ns, call.started_ns[0], held)
+        call.close()
+        await asyncio.sleep(_AGAIN_S)
+    raise RuntimeError("the new front gets no call")
+
+
+def _ready_lines(subject: Subject, front: int) -> list[dict[str, Any]]:
+    return [line for line in subject.logged("ready") if line.get("front") == front]
+
+
+async def _speaks_at_once(scene: Scene) -> None:
+    """A new call speaks while a front is away."""
+    while True:
+        with suppress(OSError):
+            if await _speaks(await scene.direct()):
+                return
+        await asyncio.sleep(_EVERY_S)
+
+
+async def _speaks(call: SteadyCall) -> bool:
+    """Whether the call speaks; False if it is lost before that."""
+    await _until(lambda: call.started_ns or call.is_lost, "a new call speaks")
+    return bool(call.started_ns)
+
+
+async def _kill_bridge(scene: Scene) -> _Killed:
+    for _ in range(_N_CALLS // 2):
+        await scene.direct()
+    held = [(await scene.bridged())[0] for _ in range(_N_CALLS - len(scene.calls))]
+    await scene.all_speak()
+    subject = scene.subject
+    assert subject.bridge is not None
+    at_ns = time.monotonic_ns()
+    subject.bridge.kill()
+    await asyncio.to_thread(subject.start_bridge)
+    ready_ns = time.monotonic_ns()
+    _, heard = await scene.bridged()
+    return _Killed(at_ns, ready_ns, await asyncio.wait_for(heard, _WITHIN_S), held)
+
+
+async def _kill_asterisk(scene: Scene) -> _Killed:
+    """The time to dial and to be answered is the telephone's, so it is not counted as the recovery's."""
+    for _ in range(_N_CALLS - _BY_PHONE):
+        await scene.direct()
+    held = [(await scene.phoned(extension))[0] for extension in ("700", "701")]
+    await scene.all_speak()
+    subject = scene.subject
+    at_ns = time.monotonic_ns()
+    os.kill(subject.asterisk.pid, 9)
+    await asyncio.to_thread(subject.start_asterisk)
+    scene.around.asterisk = subject.asterisk
+    ready_ns = time.monotonic_ns()
+    dialled_ns = time.monotonic_ns()
+    _, phone = await scene.phoned("700")
+    reader = FrameReader()
+    while True:
+        for payload, came_ns in phone.new_frames():
+            if reader.letter(payload):
+                return _Killed(at_ns, ready_ns, came_ns - (phone.answered_ns - dialled_ns), held)
+        if time.monotonic_ns() - ready_ns > _WITHIN_S * 1e9:
+            raise RuntimeError("the telephone hears no speech")
+        await asyncio.sleep(_EVERY_S)
+
+
+_KILLS: dict[str, Callable[[Scene], Awaitable[_Killed]]] = {
+    "engine": _kill_engine, "front": _kill_front, "bridge": _kill_bridge, "asterisk": _kill_asterisk,
+}  # fmt: skip
+
+
+async def recover(victim: str, subject: Subject) -> Recovery:
+    """Kill this process once while calls speak."""
+    stops = Stops()
+    around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, asterisk=subject.asterisk)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(watching_cores(lambda: [os.getpid(), *subject.pids()], stops))
+        if subject.asterisk is not None:
+            from harness.pbx_peers import exchange
+
+            around.telephones = stack.enter_context(exchange())
+        lag = asyncio.create_task(watch_lag(stops))
+        stack.callback(lag.cancel)
+        scene = Scene(subject, around, stack)
+        killed = await _KILLS[victim](scene)
+        with suppress(RuntimeError):
+            await _until(lambda: all(call.is_lost for call in killed.held), "the bots of the lost calls know it")
+        calls = [call for call in scene.calls if call.started_ns and call.started_ns[0] < killed.at_ns]
+        lost = [call for call in calls if call.is_lost]
+        ready_ns = max(killed.at_ns, killed.ready_ns)
+        return Recovery(
+            victim, (ready_ns - killed.at_ns) / MS, max(0, killed.speech_ns - ready_ns) / MS,
+            stops.within(ready_ns, killed.speech_ns) / MS, len(calls), len(killed.held), len(lost),
+            sum(call not in killed.held for call in lost),
+            max((call.closed_ns - killed.at_ns for call in lost), default=0) / MS,
+        )  # fmt: skip
+
+
+def measure(victim: str, n_kills: int, *, defects: Sequence[str] = ()) -> list[Recovery]:
+    """Kill this process so often, each time in a new server."""
+    found = []
+    for _ in range(n_kills):
+        with Subject(_SHAPES[victim], defects=defects) as subject:
+            found.append(in_loop(recover(victim, subject)))
+    return found
+
+
+def run_recovery(chosen: argparse.Namespace) -> int:
+    """Measure all victims, print and keep what was found. 1 if something did not hold."""
+    victims = (chosen.victims or ",".join(VICTIMS)).split(",")
+    if unknown := [victim for victim in victims if victim not in VICTIMS]:
+        raise SystemExit(f"--victims: {', '.join(unknown)} is not one of {', '.join(VICTIMS)}")
+    if not chosen.victims and not has_asterisk():
+        print("asterisk: not tried, because it was not fetched; --victims asterisk fetches it (95 MB)")
+        victims.remove("asterisk")
+    found = {victim: measure(victim, chosen.kills, defects=chosen.defect) for victim in victims}
+    rows = [
+        (
+            victim, len(each), _worst(r.restart_ms for r in each), _worst(r.speaks_ms for r in each),
+            sum(r.calls for r in each), sum(r.on_it for r in each), sum(r.lost for r in each),
+            sum(r.lost_needlessly for r in each), _worst(r.noticed_ms for r in each),
+        )
+        for victim, each in found.items()
+    ]  # fmt: skip
+    columns = ("killed", "times", "restart ms", "speech after it ms", "calls", "held by it", "lost", "lost needlessly",
+               "noticed ms")  # fmt: skip
+    table("recovery after kill -9 (the worst of all kills)", columns, rows)
+    holds = all(r.holds for each in found.values() for r in each)
+    if chosen.json is not None:
+        report.save(chosen, "recovery", {
+            "held": holds,
+            "victims": {
+                victim: {
+                    "restart_ms": percentiles([r.restart_ms for r in each]),
+                    "speech_after_restart_ms": percentiles([r.speaks_ms for r in each]),
+                    "kills": [asdict(r) for r in each],
+                }
+                for victim, each in found.items()
+            },
+        })  # fmt: skip
+    return 0 if holds else 1
+
+
+def _worst(values: Any) -> str:
+    return f"{max(values, default=0):.0f}"
