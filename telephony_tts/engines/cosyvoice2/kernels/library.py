@@ -87,6 +87,27 @@ class TransformerLayer(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("qkv", "out", "ff_1", "ff_2"))
 
 
+class NormMish(ctypes.Structure):
+    """`struct NormMish` of kernels.cpp: what follows a convolution of an estimator."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class Resnet(ctypes.Structure):
+    """`struct Resnet` of kernels.cpp: a residual block of an estimator."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("conv_1", "conv_2", "skip")),
+        *((name, NormMish) for name in ("norm_1", "norm_2")),
+    )
+
+
+class LeftContext(ctypes.Structure):
+    """`struct LeftContext` of kernels.cpp: the frames that a causal convolution reads before the first one."""
+
+    _fields_ = (("frames", ctypes.c_void_p), ("next", ctypes.c_void_p))
+
+
 class DecoderLayer(ctypes.Structure):
     """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
 
@@ -118,6 +139,7 @@ _ARGUMENTS = {
     "help": (ctypes.c_uint,),
     "recall": (),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
+    "resnet": (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
     "transform": (_POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT),
     "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
