@@ -94,7 +94,11 @@ inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int
             add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
         }
     for (; k < k4; k++, a += 4, w += layout.step) add_products<R, NV>(sums, a, lda, w, layout.vector);
-    for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
+    // Unrolled, or the sums go through memory.
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
 }
 
 template <int NV, bool kStreamed = false, class Each>
@@ -243,12 +247,8 @@ void pack(const float* from, int n, int k, uint8_t* weights, uint8_t* low, float
 namespace {
 
 // Store, or add, the first n of kLanes outputs.
-inline void put(Floats z, float* to, int n, bool add) {
-    if (n >= kLanes) {
-        store(to, add ? load<Floats>(to) + z : z);
-        return;
-    }
-    for (int c = 0; c < n; c++) to[c] = add ? to[c] + z[c] : z[c];
+__attribute__((noinline)) void put_some(Floats z, float* to, int n, bool add) {
+    for (int c = 0; c < n && c < kLanes; c++) to[c] = add ? to[c] + z[c] : z[c];
 }
 
 struct Rows {  // quantised activations; with 15 bits each row has two: the bytes, and the rest of their rounding
@@ -269,7 +269,7 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
     const long n_prefetched = column + kPanel < map.n ? (long)kPanel * kp / ((a.n + kStep - 1) / kStep) : 0;
     const float *scale = map.scale + column, *bias = map.bias + column;
     const int n = map.n - column;
-    const bool with_gelu = map.with_gelu;
+    const bool is_whole = n >= kPanel;
     float rest[kRows * kPanel];  // of the low bytes of weights
     for (int i = 0; i < a.n; i += kStep, next += n_prefetched) {
         const int r = a.n - i < kStep ? a.n - i : kStep;
@@ -287,8 +287,9 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
             const int c = v * kLanes;
             if (map.low) z += load<Floats>(rest + j * kPanel + c);
             z = z * (rows[j].scale * load<Floats>(scale + c)) + load<Floats>(bias + c);
-            if (with_gelu) z = gelu(z);
-            put(z, out[j] + c, n - c, add);
+            float* to = out[j] + c;
+            if (is_whole) store(to, add ? load<Floats>(to) + z : z);
+            else put_some(z, to, n - c, add);
         };
         if constexpr (kWithLow) {
             Floats high[kVectors];
@@ -301,6 +302,13 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
                 finish(j, v, to_floats(sums - 128 * rows[j].total));
             });
         }
+        if (map.with_gelu)
+            for (int j = 0; j < r; j++) {
+                float* to = out[j];
+                int c = 0;
+                for (; c + kLanes <= n && c < kPanel; c += kLanes) store(to + c, gelu(load<Floats>(to + c)));
+                for (; c < n && c < kPanel; c++) to[c] = gelu(splat(to[c]))[0];
+            }
     }
 }
 
