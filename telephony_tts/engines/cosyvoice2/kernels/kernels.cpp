@@ -119,16 +119,16 @@ void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layou
     }
 }
 
-// `tiles` of `n` outputs, or of kPanel if there are more
-template <class Each>
-void vectors_of(int n, int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+// A `tile` of `n` outputs, or of kPanel if there are more
+template <int R, class Each>
+void vectors_of(int n, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n / kLanes) {
-        case 1: return tiles<1>(n_rows, a, lda, w, layout, k4, each);
+        case 1: return tile<R, 1, false>(a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 2: return tiles<2>(n_rows, a, lda, w, layout, k4, each);
-        case 3: return tiles<3>(n_rows, a, lda, w, layout, k4, each);
+        case 2: return tile<R, 2, false>(a, lda, w, layout, k4, each);
+        case 3: return tile<R, 3, false>(a, lda, w, layout, k4, each);
 #endif
-        default: return tiles<kVectors>(n_rows, a, lda, w, layout, k4, each);
+        default: return tile<R, kVectors, false>(a, lda, w, layout, k4, each);
     }
 }
 
@@ -578,31 +578,18 @@ inline void weigh(const int16_t* weights, long width, const int8_t* values, long
     for (int r = 0; r < R; r++) for (int v = 0; v < kVectors; v++) each(r, v, sums[r][v]);
 }
 
-template <class Each>
-void weigh(int n_rows, const int16_t* weights, long width, const int8_t* values, long d_stored, int n_pairs, const Each& each) {
-    switch (n_rows) {
-        case 1: return weigh<1>(weights, width, values, d_stored, n_pairs, each);
-        case 2: return weigh<2>(weights, width, values, d_stored, n_pairs, each);
-        case 3: return weigh<3>(weights, width, values, d_stored, n_pairs, each);
-        case 4: return weigh<4>(weights, width, values, d_stored, n_pairs, each);
-#if defined(__AVX512VNNI__)
-        case 5: return weigh<5>(weights, width, values, d_stored, n_pairs, each);
-        case 6: return weigh<6>(weights, width, values, d_stored, n_pairs, each);
-#endif
-    }
-}
-
-// One head, kRows queries at most. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
+// One head, R queries. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
 // whole number of 14 bits in steps of `step` for the head. value_steps [width]: scales of the values, divided by `step`
-void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_pieces, int width, const float* value_steps,
+template <int R>
+void attend_rows(const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
                  float step, char* memory, float* out, long ldo) {
-    float* scores = (float*)memory;                            // [kRows][width]
-    int16_t* weights = (int16_t*)(scores + (long)kRows * width);  // [kRows][width]
+    float* scores = (float*)memory;                           // [R][width]
+    int16_t* weights = (int16_t*)(scores + (long)R * width);  // [R][width]
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
-    int8_t queries[kRows * kLargestHead];
-    Row rows[kRows];
-    float factor[kRows], scale[kRows];
-    for (int j = 0; j < r; j++) {
+    int8_t queries[R * kLargestHead];
+    Row rows[R];
+    float factor[R], scale[R];
+    for (int j = 0; j < R; j++) {
         rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
         scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
     }
@@ -612,15 +599,15 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         for (int c = 0; c < head.n; c += kPanel) {
             float* to = scores + at + c;
             const float* key_scales = head.key_scales + c;
-            vectors_of(head.padded() - c, r, queries, d_head, head.keys + (long)c * d_head,
+            vectors_of<R>(head.padded() - c, queries, d_head, head.keys + (long)c * d_head,
                        Layout{4 * kLanes, (long)kLanes * d_head}, d_head / 4, [&](int j, int v, Ints sums) {
                            store(to + (long)j * width + v * kLanes,
                                  to_floats(sums - 128 * rows[j].total) * load<Floats>(key_scales + v * kLanes));
                        });
         }
-        for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
+        for (int j = 0; j < R; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
-    for (int j = 0; j < r; j++) {
+    for (int j = 0; j < R; j++) {
         Floats total = {}, most = splat(-INFINITY);
         const float* of_row = scores + (long)j * width;
         for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(of_row + c));
@@ -634,18 +621,32 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         factor[j] = step / sum(total);
     }
     for (int d = 0; d < d_head; d += kPanel) {
-        Floats result[kRows][kVectors] = {};
+        Floats result[R][kVectors] = {};
         at = 0;
         for (int p = 0; p < n_pieces; at += heads[p++].padded())
             for (int c = 0, n = heads[p].padded(); c < n; c += kSummed)
-                weigh(r, weights + at + c, width, heads[p].values + (long)c * d_stored + 2 * d, d_stored,
+                weigh<R>(weights + at + c, width, heads[p].values + (long)c * d_stored + 2 * d, d_stored,
                       (n - c < kSummed ? n - c : kSummed) / 2,
                       [&](int j, int v, Ints sums) { result[j][v] += to_floats(sums); });
-        for (int j = 0; j < r; j++) {
+        for (int j = 0; j < R; j++) {
             float found[kPanel];
             for (int v = 0; v < kVectors; v++) store(found + v * kLanes, result[j][v] * factor[j]);
             memcpy(out + j * ldo + d, found, sizeof(float) * (d_head - d < kPanel ? d_head - d : kPanel));
         }
+    }
+}
+
+void attend_rows(int n_rows, const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
+                 float step, char* memory, float* out, long ldo) {
+    switch (n_rows) {
+        case 1: return attend_rows<1>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 2: return attend_rows<2>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 3: return attend_rows<3>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 4: return attend_rows<4>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+#if defined(__AVX512VNNI__)
+        case 5: return attend_rows<5>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 6: return attend_rows<6>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+#endif
     }
 }
 
@@ -697,7 +698,7 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
             last.n = n_last + i + left;
             const int n_tiles = (left + kRows - 1) / kRows;
             r = (left + n_tiles - 1) / n_tiles;
-            attend_rows(q + i * 3 * d, 3 * d, r, heads.data(), n_pieces, width, value_steps, step, memory,
+            attend_rows(r, q + i * 3 * d, 3 * d, heads.data(), n_pieces, width, value_steps, step, memory,
                         out + ((long)row * m + i) * d + h * d_head, d);
         }
     });
@@ -804,15 +805,17 @@ void attend_one(const float* q, const float* keys, const float* values, int n, i
 
 extern "C" {
 
-// x [n_rows][D] through all layers, in place. Row i becomes position starts[i] of slot slots[i].
+// x [n_rows][D] through all layers, in place. Row i becomes position starts[i] of slot slots[i]. A row sees the positions
+// of its slot up to its own, so the rows may be one of each slot, or a prompt of one.
 void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const int* slots, const int* starts, int n_rows,
             float* x) {
     const int d = cache->d, n_kv = cache->n_kv, width = layers->out->k, d_model = layers->out->n;
     const int n_heads = width / d, n_qkv = layers->qkv->n, d_ff = layers->down->k;
     static thread_local std::vector<float> memory;
-    memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff) + cache->max_len);
+    memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff));
     float *qkv = memory.data(), *attended = qkv + (long)n_rows * n_qkv, *gates = attended + (long)n_rows * width;
-    float *mixed = gates + (long)n_rows * 2 * d_ff, *weights = mixed + (long)n_rows * d_ff;
+    float* mixed = gates + (long)n_rows * 2 * d_ff;
+    const int n_queries = n_heads / n_kv, n_shares = n_rows < kShared ? 1 : n_rows, n_parts = n_rows < kShared ? 1 : kParts;
     const long head = (long)cache->max_len * d, kind = cache->n_slots * n_kv * head;
     for (int l = 0; l < n_layers; l++) {
         const DecoderLayer& layer = layers[l];
@@ -823,26 +826,35 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
             const float *cos = cache->cos + (long)starts[i] * d, *sin = cache->sin + (long)starts[i] * d;
             for (int h = 0; h < n_heads + n_kv; h++) rotate(row + h * d, cos, sin, d);
             for (int h = 0; h < n_kv; h++) {
-                float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + h) * head;
-                float* values = keys + kind;
-                memcpy(keys + (long)starts[i] * d, k + h * d, d * sizeof(float));
-                memcpy(values + (long)starts[i] * d, v + h * d, d * sizeof(float));
-                const int n_queries = n_heads / n_kv;
-                for (int q = h * n_queries; q < (h + 1) * n_queries; q++)
-                    attend_one(row + q * d, keys, values, starts[i] + 1, d, weights, attended + (long)i * width + q * d);
+                float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + h) * head + (long)starts[i] * d;
+                memcpy(keys, k + h * d, d * sizeof(float));
+                memcpy(keys + kind, v + h * d, d * sizeof(float));
             }
         }
+        share(n_shares, [&](int part) {
+            float* weights = (float*)scratch(cache->max_len * sizeof(float));
+            for (int i = (long)n_rows * part / n_shares; i < (long)n_rows * (part + 1) / n_shares; i++)
+                for (int q = 0; q < n_heads; q++) {
+                    const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
+                    attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
+                               attended + (long)i * width + q * d);
+                }
+        });
         linear(layer.out, attended, width, 0, n_rows, 1, x, d_model, 0, true);
         linear(layer.gate_up, x, d_model, 0, n_rows, 1, gates, 2 * d_ff, 0, false);
-        for (int i = 0; i < n_rows; i++) {
-            const float *gate = gates + (long)i * 2 * d_ff, *up = gate + d_ff;
-            float* to = mixed + (long)i * d_ff;
-            int c = 0;
-            for (; c + kLanes <= d_ff; c += kLanes) store(to + c, silu(load<Floats>(gate + c)) * load<Floats>(up + c));
-            for (; c < d_ff; c++) to[c] = silu(splat(gate[c]))[0] * up[c];
-        }
+        share(n_parts, [&](int part) {
+            for (int i = (long)n_rows * part / n_parts; i < (long)n_rows * (part + 1) / n_parts; i++) {
+                const float *gate = gates + (long)i * 2 * d_ff, *up = gate + d_ff;
+                float* to = mixed + (long)i * d_ff;
+                int c = 0;
+                for (; c + kLanes <= d_ff; c += kLanes) store(to + c, silu(load<Floats>(gate + c)) * load<Floats>(up + c));
+                for (; c < d_ff; c++) to[c] = silu(splat(gate[c]))[0] * up[c];
+            }
+        });
         linear(layer.down, mixed, d_ff, 0, n_rows, 1, x, d_model, 0, true);
     }
 }
 
 }  // extern "C"
+
+#include "vocoder_layers.h"

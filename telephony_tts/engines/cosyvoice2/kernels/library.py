@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h"))
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h", "vocoder_layers.h")
+)
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -106,6 +109,15 @@ class LeftContext(ctypes.Structure):
     """`struct LeftContext` of kernels.cpp: the frames that a causal convolution reads before the first one."""
 
     _fields_ = (("frames", ctypes.c_void_p), ("next", ctypes.c_void_p))
+
+
+class SnakeConv(ctypes.Structure):
+    """`struct SnakeConv` of vocoder_layers.h: a convolution of the vocoder and the snake before it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "alpha", "inverse")),
+        *((name, ctypes.c_int) for name in ("d", "kernel", "dilation")),
+    )
 
 
 class DecoderLayer(ctypes.Structure):
@@ -275,6 +287,9 @@ def _opened(path: Path) -> ctypes.CDLL:
         except AttributeError as error:
             raise OSError(f"no function {name}") from error
         function.argtypes, function.restype = arguments, None
+    if library.bfloat16_outputs():
+        library.snake_conv.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER)
+        library.snake_conv.restype = None
     library.bytes_per_position.restype = _LONG
     library.recalls.restype = ctypes.c_uint
     return library

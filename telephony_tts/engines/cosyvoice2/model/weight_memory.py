@@ -1,8 +1,8 @@
 """Memory for int8 weights, in pages of 2 MB where the system has them.
 
 Each id reads all weights of the language model once. With pages of 4 KB a processor waits for the addresses of pages
-more than for their bytes: on a Zen 4 in a virtual machine it reads 18 GB/s, and 31 GB/s with pages of 2 MB. Systems give
-them only to memory that asks for them, and most weights are smaller than one. So many weights share a mapping.
+more than for their bytes: on a Zen 4 in a virtual machine it reads 18 GB/s, and 31 GB/s with pages of 2 MB. Systems
+give them only to memory that asks for them, and most weights are smaller than one. So many weights share a mapping.
 """
 
 from __future__ import annotations
