@@ -226,13 +226,14 @@ ROOMS: dict[str, str] = {
     "model.border": "",
     "model.graphs": "",
     "kernels": "",
-    "model.linear": "kernels",
+    "model.weight_memory": "",
+    "model.linear": "kernels model.weight_memory",
     "model.relative": "",
     "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative "
     "kernels",
     "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
     "model.relative kernels",
-    "model.vocoder": "model.config model.failures model.file_names model.state model.border",
+    "model.vocoder": "model.config model.failures model.file_names model.state model.border kernels",
     "profile": "model.config",
     "settings": "profile",
     "choice": "settings",

@@ -13,6 +13,10 @@
 #include <algorithm>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "sharing.h"
 #include "vectors.h"
 
@@ -28,20 +32,21 @@ constexpr int kHeadStep = 64;              // values of a head are padded to a m
 constexpr int kLargestHead = 256;
 constexpr int kParts = 8;                  // of a call that threads may share
 constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
-constexpr long kAhead = 2048;              // bytes of weights that are fetched ahead of those in use
+constexpr long kAhead = 2048;              // bytes of weights that a Zen 5 fetches ahead of those in use
+constexpr int kSummed = 1024;              // weights of 14 bits, times bytes, that 32 bits can sum
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
 
-// x Phi(x). The error function is 7.1.26 of Abramowitz and Stegun, of absolute error 1.5e-7.
+// x Phi(x) = x / (1 + 2^-z), where z = log2(Phi(x) / Phi(-x)) is odd: a polynomial within +-5, absolute error 4e-6
 inline Floats gelu(Floats x) {
-    const Floats z = x * 0.70710678118654752f, a = absolute(z), t = 1.0f / (1.0f + 0.3275911f * a);
-    Floats p = splat(1.061405429f);
-    p = p * t - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    const Floats erf = 1.0f - p * t * exp2(-a * a * kLog2E);
-    return 0.5f * x * (1.0f + (z < 0 ? -erf : erf));
+    const Floats squares = x * x, s = squares > 25.0f ? splat(25.0f) : squares;  // a NaN stays
+    Floats p = splat(3.20993585e-6f);
+    p = p * s - 8.79019149e-5f;
+    p = p * s - 3.62090306e-4f;
+    p = p * s + 0.105230056f;
+    p = p * s + 2.30204374f;
+    const Floats power = -x * p;
+    return x / (1.0f + exp2(power > 127.0f ? splat(127.0f) : power));
 }
 
 // sums + four products of unsigned w and signed a, in each lane
@@ -93,7 +98,11 @@ inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int
             add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
         }
     for (; k < k4; k++, a += 4, w += layout.step) add_products<R, NV>(sums, a, lda, w, layout.vector);
-    for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
+    // Unrolled, or the sums go through memory.
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
 }
 
 template <int NV, bool kStreamed = false, class Each>
@@ -110,17 +119,33 @@ void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layou
     }
 }
 
-// `tiles` of `n` outputs, or of kPanel if there are more
-template <class Each>
-void vectors_of(int n, int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+// A `tile` of `n` outputs, or of kPanel if there are more
+template <int R, class Each>
+void vectors_of(int n, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n / kLanes) {
-        case 1: return tiles<1>(n_rows, a, lda, w, layout, k4, each);
+        case 1: return tile<R, 1, false>(a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 2: return tiles<2>(n_rows, a, lda, w, layout, k4, each);
-        case 3: return tiles<3>(n_rows, a, lda, w, layout, k4, each);
+        case 2: return tile<R, 2, false>(a, lda, w, layout, k4, each);
+        case 3: return tile<R, 3, false>(a, lda, w, layout, k4, each);
 #endif
-        default: return tiles<kVectors>(n_rows, a, lda, w, layout, k4, each);
+        default: return tile<R, kVectors, false>(a, lda, w, layout, k4, each);
     }
+}
+
+// Whether weights of few rows are to be fetched ahead. A Zen 5 gains 8 % by it. A Zen 4 loses 20 %: it does so by itself.
+bool fetches_ahead() {
+    static const bool is_zen5 = [] {
+#if defined(__x86_64__)
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        __get_cpuid(0, &a, &b, &c, &d);
+        const bool is_amd = b == signature_AMD_ebx;
+        __get_cpuid(1, &a, &b, &c, &d);
+        return is_amd && (a >> 8 & 15) + (a >> 20 & 255) == 0x1a;
+#else
+        return false;
+#endif
+    }();
+    return is_zen5;
 }
 
 // Memory of this thread that is kept from call to call.
@@ -242,12 +267,8 @@ void pack(const float* from, int n, int k, uint8_t* weights, uint8_t* low, float
 namespace {
 
 // Store, or add, the first n of kLanes outputs.
-inline void put(Floats z, float* to, int n, bool add) {
-    if (n >= kLanes) {
-        store(to, add ? load<Floats>(to) + z : z);
-        return;
-    }
-    for (int c = 0; c < n; c++) to[c] = add ? to[c] + z[c] : z[c];
+__attribute__((noinline)) void put_some(Floats z, float* to, int n, bool add) {
+    for (int c = 0; c < n && c < kLanes; c++) to[c] = add ? to[c] + z[c] : z[c];
 }
 
 struct Rows {  // quantised activations; with 15 bits each row has two: the bytes, and the rest of their rounding
@@ -268,7 +289,7 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
     const long n_prefetched = column + kPanel < map.n ? (long)kPanel * kp / ((a.n + kStep - 1) / kStep) : 0;
     const float *scale = map.scale + column, *bias = map.bias + column;
     const int n = map.n - column;
-    const bool with_gelu = map.with_gelu;
+    const bool is_whole = n >= kPanel;
     float rest[kRows * kPanel];  // of the low bytes of weights
     for (int i = 0; i < a.n; i += kStep, next += n_prefetched) {
         const int r = a.n - i < kStep ? a.n - i : kStep;
@@ -286,20 +307,30 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
             const int c = v * kLanes;
             if (map.low) z += load<Floats>(rest + j * kPanel + c);
             z = z * (rows[j].scale * load<Floats>(scale + c)) + load<Floats>(bias + c);
-            if (with_gelu) z = gelu(z);
-            put(z, out[j] + c, n - c, add);
+            float* to = out[j] + c;
+            if (is_whole) store(to, add ? load<Floats>(to) + z : z);
+            else put_some(z, to, n - c, add);
         };
         if constexpr (kWithLow) {
             Floats high[kVectors];
-            tiles<kVectors, true>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
+            const auto each = [&](int j, int v, Ints sums) {
                 if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
                 else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
-            });
+            };
+            if (fetches_ahead()) tiles<kVectors, true>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            else tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
         } else {
             tiles<kVectors>(r, bytes, a.stride, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
                 finish(j, v, to_floats(sums - 128 * rows[j].total));
             });
         }
+        if (map.with_gelu)
+            for (int j = 0; j < r; j++) {
+                float* to = out[j];
+                int c = 0;
+                for (; c + kLanes <= n && c < kPanel; c += kLanes) store(to + c, gelu(load<Floats>(to + c)));
+                for (; c < n && c < kPanel; c++) to[c] = gelu(splat(to[c]))[0];
+            }
     }
 }
 
@@ -344,18 +375,83 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
     });
 }
 
-// x [m, k] = mish(LayerNorm(x)), in place
-void norm_mish(float* x, int m, int k, const float* weight, const float* bias, float eps) {
-    const int n_parts = m < kShared ? 1 : kParts;
+struct NormMish {  // of a convolution's output
+    const float *weight, *bias;
+    float eps;
+};
+
+}  // extern "C"
+
+namespace {
+
+// x [m, k] = mish(LayerNorm(x)) + after [k], in place; `after` may be null. Groups of m rows as of `linear`
+void norm_mish_rows(const NormMish& norm, float* x, int k, long batch_x, int m, int n_batch, const float* after) {
+    const int n = m * n_batch, n_parts = n < kShared ? 1 : kParts;
     share(n_parts, [&](int part) {
-        for (int i = (long)m * part / n_parts; i < (long)m * (part + 1) / n_parts; i++) {
-            float* row = x + (long)i * k;
-            normalize(row, k, kLayerNorm, weight, bias, eps, row);
+        for (int i = (long)n * part / n_parts; i < (long)n * (part + 1) / n_parts; i++) {
+            float* row = x + i / m * batch_x + (long)(i % m) * k;
+            normalize(row, k, kLayerNorm, norm.weight, norm.bias, norm.eps, row);
             int c = 0;
             for (; c + kLanes <= k; c += kLanes) store(row + c, mish(load<Floats>(row + c)));
             for (; c < k; c++) row[c] = mish(splat(row[c]))[0];
+            if (after) for (c = 0; c < k; c++) row[c] += after[c];
         }
     });
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [m, k] = mish(LayerNorm(x)), in place
+void norm_mish(float* x, int m, int k, const float* weight, const float* bias, float eps) {
+    norm_mish_rows({weight, bias, eps}, x, k, 0, m, 1, nullptr);
+}
+
+struct Resnet {  // y = CB(CB(x) + time) + skip x, where CB is a causal convolution, LayerNorm and Mish
+    const Map *conv_1, *conv_2, *skip;
+    NormMish norm_1, norm_2;
+};
+
+struct LeftContext {  // frames before the block, and where the last frames of the block are kept for the next one
+    const float* frames;  // [n_rows][n_left][d]
+    float* next;          // the same, in other memory
+};
+
+}  // extern "C"
+
+namespace {
+
+// x [n_rows][m][d] has room for n_left frames before each of its rows: put them there, and keep the last ones.
+void join(const LeftContext& left, float* x, int n_rows, int m, int n_left, int d) {
+    const long size = (long)n_left * d, row = (long)(n_left + m) * d;
+    for (int i = 0; i < n_rows; i++) {
+        memcpy(x + i * row, left.frames + i * size, size * sizeof(float));
+        memcpy(left.next + i * size, x + (i + 1) * row - size, size * sizeof(float));
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n_rows][m][d_in] -> y [n_rows][m][D]; time [D]; contexts of both convolutions
+void resnet(const Resnet* of, const float* x, int n_rows, int m, const LeftContext* contexts, const float* time, float* y) {
+    const int d_in = of->skip->k, d = of->skip->n, n_left = of->conv_1->k / d_in - 1;
+    const long row_in = (long)(n_left + m) * d_in, row = (long)(n_left + m) * d;
+    static thread_local std::vector<float> memory;
+    memory.resize(n_rows * (row_in + row));
+    float *joined = memory.data(), *inner = joined + n_rows * row_in;
+    for (int i = 0; i < n_rows; i++)
+        memcpy(joined + i * row_in + (long)n_left * d_in, x + (long)i * m * d_in, (long)m * d_in * sizeof(float));
+    join(contexts[0], joined, n_rows, m, n_left, d_in);
+    float* behind = inner + (long)n_left * d;
+    linear(of->conv_1, joined, d_in, row_in, m, n_rows, behind, d, row, false);
+    norm_mish_rows(of->norm_1, behind, d, row, m, n_rows, time);
+    join(contexts[1], inner, n_rows, m, n_left, d);
+    linear(of->conv_2, inner, d, row, m, n_rows, y, d, (long)m * d, false);
+    norm_mish_rows(of->norm_2, y, d, (long)m * d, m, n_rows, nullptr);
+    linear(of->skip, x, d_in, 0, n_rows * m, 1, y, d, 0, true);
 }
 
 // --------------------------------------------------------------------------------------------------------- attention
@@ -363,7 +459,7 @@ void norm_mish(float* x, int m, int k, const float* weight, const float* bias, f
 // Keys and values of consecutive positions: bytes with a scale per position and head.
 //
 //     [n_layers][n_rows][n_heads][ keys    [capacity / kLanes][d / 4][kLanes][4], 128 added
-//                                  values  [capacity / 4][d, padded][4], 128 added
+//                                  values  [capacity / 2][d, padded][2]
 //                                  scales of keys [capacity], scales of values [capacity] ]
 //
 // A head has d dimensions, a multiple of 4 up to kLargestHead.
@@ -381,13 +477,14 @@ int largest_head() { return kLargestHead; }
 namespace {
 
 struct Head {  // one head of a piece
-    uint8_t *keys, *values;
+    uint8_t* keys;
+    int8_t* values;
     float *key_scales, *value_scales;
     int n, d;
 
     Head(const Piece& piece, long index, int d) : n(piece.n), d(d) {
         keys = piece.memory + index * piece.capacity * bytes_per_position(d);
-        values = keys + (long)piece.capacity * d;
+        values = (int8_t*)keys + (long)piece.capacity * d;
         key_scales = (float*)(values + (long)piece.capacity * round_up(d, kHeadStep));
         value_scales = key_scales + piece.capacity;
     }
@@ -395,11 +492,12 @@ struct Head {  // one head of a piece
 
     // Keys and values of the positions from `at` on, m of them, `ld` values apart.
     void write(int at, int m, const float* k, const float* v, long ld) {
-        int8_t q[4 * kLargestHead];  // the values of four positions
+        int8_t q[2 * kLargestHead];  // the values of two positions
         // Copies: a store of bytes could change the members, as far as the compiler knows.
         const int d = this->d, d_stored = round_up(d, kHeadStep), n_groups = d / 4;
         float *const key_scales = this->key_scales, *const value_scales = this->value_scales;
-        uint8_t *const keys = this->keys, *const values = this->values;
+        uint8_t* const keys = this->keys;
+        int8_t* const values = this->values;
         for (int i = 0; i < m; i++, at++) {
             if (at % kLanes == 0) {
                 // What is not written yet counts as zeros.
@@ -412,21 +510,20 @@ struct Head {  // one head of a piece
         }
         at -= m;
         for (int i = 0, n; i < m; i += n, at += n) {
-            const int first = at % 4;
-            n = 4 - first < m - i ? 4 - first : m - i;
+            const int first = at % 2;
+            n = 2 - first < m - i ? 2 - first : m - i;
             for (int j = 0; j < n; j++)
                 value_scales[at + j] = quantize(v + (i + j) * ld, d, q + (first + j) * kLargestHead).scale;
-            uint8_t* group = values + (long)(at / 4) * 4 * d_stored;
+            int8_t* pair = values + (long)(at / 2) * 2 * d_stored;
             int c = 0;
-            if (n == 4)
+            if (n == 2)
                 for (; c + kLanes <= d; c += kLanes) {
-                    Ints four = {};
-                    for (int j = 3; j >= 0; j--)
-                        four = four << 8 | (__builtin_convertvector(load<Bytes>(q + j * kLargestHead + c), Ints) & 255);
-                    store(group + 4 * c, four ^ (int32_t)0x80808080);
+                    const Shorts low = __builtin_convertvector(load<Bytes>(q + c), Shorts);
+                    const Shorts high = __builtin_convertvector(load<Bytes>(q + kLargestHead + c), Shorts);
+                    store(pair + 2 * c, (low & 255) | high << 8);
                 }
             for (; c < d; c++)
-                for (int j = first; j < first + n; j++) group[4 * c + j] = (uint8_t)(q[j * kLargestHead + c] ^ 0x80);
+                for (int j = first; j < first + n; j++) pair[2 * c + j] = q[j * kLargestHead + c];
         }
     }
 };
@@ -437,19 +534,62 @@ inline void prefetch(const uint8_t* from, long n_bytes, int i, int m) {
     for (long at = n_bytes * i / m / 64 * 64; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
-// One head, kRows queries at most. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
-// whole number of 14 bits in two bytes, 128 high + low, in steps of `step` for the head.
-void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_pieces, int width, float step, char* memory,
-                 float* out, long ldo) {
-    float* scores = (float*)memory;                        // [kRows][width]
-    int8_t* high = (int8_t*)(scores + (long)kRows * width);  // [kRows][width]
-    int8_t* low = high + (long)kRows * width;
+typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));  // two numbers in each lane
+
+inline Pairs widened(const int8_t* bytes) {
+#if defined(__AVX512VNNI__)
+    return (Pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
+#elif defined(__AVX2__)
+    return (Pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
+#else
+    typedef int8_t Narrow __attribute__((vector_size(2 * kLanes)));
+    return __builtin_convertvector(load<Narrow>(bytes), Pairs);
+#endif
+}
+
+// sums + two products for each lane, of numbers of 16 bits
+inline Ints dot_pairs(Ints sums, Pairs values, int32_t weights) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)values, _mm512_set1_epi32(weights));
+#elif defined(__AVXVNNI__)
+    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)values, _mm256_set1_epi32(weights));
+#elif defined(__AVX2__)
+    return sums + (Ints)_mm256_madd_epi16((__m256i)values, _mm256_set1_epi32(weights));
+#else
+    const Ints both = (Ints)values;
+    return sums + (both << 16 >> 16) * (int32_t)(int16_t)weights + (both >> 16) * (weights >> 16);
+#endif
+}
+
+// Adds weights [R][width] times values [n_pairs][d_stored][2], of one vector of outputs for each of NV: each(row, vector, sums)
+template <int R, class Each>
+inline void weigh(const int16_t* weights, long width, const int8_t* values, long d_stored, int n_pairs, const Each& each) {
+    Ints sums[R][kVectors];
+    for (int r = 0; r < R; r++) for (int v = 0; v < kVectors; v++) sums[r][v] = Ints{};
+    for (int p = 0; p < n_pairs; p += 4)
+        for (int u = p; u < p + 4; u++, values += 2 * d_stored) {
+            Pairs column[kVectors];
+            for (int v = 0; v < kVectors; v++) column[v] = widened(values + 2 * kLanes * v);
+            for (int r = 0; r < R; r++) {
+                const int32_t pair = load<int32_t>(weights + r * width + 2 * u);
+                for (int v = 0; v < kVectors; v++) sums[r][v] = dot_pairs(sums[r][v], column[v], pair);
+            }
+        }
+    for (int r = 0; r < R; r++) for (int v = 0; v < kVectors; v++) each(r, v, sums[r][v]);
+}
+
+// One head, R queries. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
+// whole number of 14 bits in steps of `step` for the head. value_steps [width]: scales of the values, divided by `step`
+template <int R>
+void attend_rows(const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
+                 float step, char* memory, float* out, long ldo) {
+    float* scores = (float*)memory;                           // [R][width]
+    int16_t* weights = (int16_t*)(scores + (long)R * width);  // [R][width]
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
-    int8_t queries[kRows * kLargestHead];
-    Row rows[kRows];
-    float factor[kRows], scale[kRows];
-    int32_t totals[kRows];
-    for (int j = 0; j < r; j++) {
+    int8_t queries[R * kLargestHead];
+    Row rows[R];
+    float factor[R], scale[R];
+    for (int j = 0; j < R; j++) {
         rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
         scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
     }
@@ -459,49 +599,54 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         for (int c = 0; c < head.n; c += kPanel) {
             float* to = scores + at + c;
             const float* key_scales = head.key_scales + c;
-            vectors_of(head.padded() - c, r, queries, d_head, head.keys + (long)c * d_head,
+            vectors_of<R>(head.padded() - c, queries, d_head, head.keys + (long)c * d_head,
                        Layout{4 * kLanes, (long)kLanes * d_head}, d_head / 4, [&](int j, int v, Ints sums) {
-                           store(to + (long)j * width + v * kLanes, to_floats(sums - 128 * rows[j].total) *
-                                 (scale[j] * load<Floats>(key_scales + v * kLanes)));
+                           store(to + (long)j * width + v * kLanes,
+                                 to_floats(sums - 128 * rows[j].total) * load<Floats>(key_scales + v * kLanes));
                        });
         }
-        for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
+        for (int j = 0; j < R; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
-    for (int j = 0; j < r; j++) {
+    for (int j = 0; j < R; j++) {
         Floats total = {}, most = splat(-INFINITY);
-        Ints weights = {};
-        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(scores + (long)j * width + c));
-        const float peak = largest(most), per_step = 1 / step;
         const float* of_row = scores + (long)j * width;
-        int8_t *high_of_row = high + (long)j * width, *low_of_row = low + (long)j * width;
-        at = 0;
-        for (int p = 0; p < n_pieces; at += heads[p++].padded())
-            for (int c = 0, n = heads[p].n; c < n; c += kLanes) {
-                const Floats weight = exp2(load<Floats>(of_row + at + c) - peak);
-                total += weight;
-                const Ints whole = rounded_ints(weight * (load<Floats>(heads[p].value_scales + c) * per_step));
-                weights += whole;
-                store(high_of_row + at + c, __builtin_convertvector(whole >> 7, Bytes));
-                store(low_of_row + at + c, __builtin_convertvector(whole & 127, Bytes));
-            }
+        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(of_row + c));
+        const float peak = largest(most) * scale[j];
+        for (int c = 0; c < at; c += kLanes) {
+            const Floats weight = exp2(load<Floats>(of_row + c) * scale[j] - peak);
+            total += weight;
+            const Ints whole = rounded_ints(weight * load<Floats>(value_steps + c));
+            store(weights + (long)j * width + c, __builtin_convertvector(whole, Shorts));
+        }
         factor[j] = step / sum(total);
-        totals[j] = sum(weights);
     }
     for (int d = 0; d < d_head; d += kPanel) {
-        Floats result[kRows][kVectors] = {};
+        Floats result[R][kVectors] = {};
         at = 0;
-        for (int p = 0; p < n_pieces; at += heads[p++].padded()) {
-            for (int half = 0; half < 2; half++)
-                tiles<kVectors>(r, (half ? low : high) + at, width, heads[p].values + 4 * d,
-                                Layout{4 * d_stored, 4 * kLanes}, heads[p].padded() / 4, [&](int j, int v, Ints sums) {
-                                    result[j][v] += to_floats(sums) * (half ? 1.0f : 128.0f);
-                                });
-        }
-        for (int j = 0; j < r; j++) {
+        for (int p = 0; p < n_pieces; at += heads[p++].padded())
+            for (int c = 0, n = heads[p].padded(); c < n; c += kSummed)
+                weigh<R>(weights + at + c, width, heads[p].values + (long)c * d_stored + 2 * d, d_stored,
+                      (n - c < kSummed ? n - c : kSummed) / 2,
+                      [&](int j, int v, Ints sums) { result[j][v] += to_floats(sums); });
+        for (int j = 0; j < R; j++) {
             float found[kPanel];
-            for (int v = 0; v < kVectors; v++) store(found + v * kLanes, (result[j][v] - 128.0f * totals[j]) * factor[j]);
+            for (int v = 0; v < kVectors; v++) store(found + v * kLanes, result[j][v] * factor[j]);
             memcpy(out + j * ldo + d, found, sizeof(float) * (d_head - d < kPanel ? d_head - d : kPanel));
         }
+    }
+}
+
+void attend_rows(int n_rows, const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
+                 float step, char* memory, float* out, long ldo) {
+    switch (n_rows) {
+        case 1: return attend_rows<1>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 2: return attend_rows<2>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 3: return attend_rows<3>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 4: return attend_rows<4>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+#if defined(__AVX512VNNI__)
+        case 5: return attend_rows<5>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+        case 6: return attend_rows<6>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
+#endif
     }
 }
 
@@ -521,7 +666,8 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
     // Each head is computed by one thread.
     share(n_rows * n_heads, [&](int part) {
         const int row = part / n_heads, h = part % n_heads;
-        char* memory = scratch((size_t)kRows * width * 6);
+        char* memory = scratch((size_t)width * (kRows * 6 + 4));
+        float* value_steps = (float*)(memory + (size_t)width * kRows * 6);
         static thread_local std::vector<Head> heads;
         heads.clear();
         for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], ((long)layer * n_rows + row) * n_heads + h, d_head);
@@ -535,7 +681,10 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
         for (const Head& head : heads)
             for (int c = 0; c < head.n; c += kLanes) top = larger(top, load<Ints>(head.value_scales + c));
         const int32_t most = largest(top);
-        const float step = load<float>(&most) / 16383;
+        const float step = load<float>(&most) / 16383, per_step = 1 / step;
+        float* to = value_steps;
+        for (const Head& head : heads)
+            for (int c = 0; c < head.n; c += kLanes, to += kLanes) store(to, load<Floats>(head.value_scales + c) * per_step);
         const bool is_last = part + 1 == n_rows * n_heads;
         for (int i = 0, r; i < m; i += r) {
             // The next head comes from memory while this one is computed.
@@ -543,13 +692,13 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
                 const uint8_t* next = heads[p].keys + pieces[p].capacity * bytes_per_position(d_head);
                 const long n_keys = (long)pieces[p].n * d_head, n_values = (long)pieces[p].n * round_up(d_head, kHeadStep);
                 prefetch(next, n_keys, i, m);
-                prefetch(next + (heads[p].values - heads[p].keys), n_values, i, m);
+                prefetch(next + ((uint8_t*)heads[p].values - heads[p].keys), n_values, i, m);
             }
-            const int left = block - (n_before + i) % block;  // positions of this block
-            r = left < m - i ? left : m - i;
-            last.n = n_last + i + r;
-            r = r < kRows ? r : kRows;
-            attend_rows(q + i * 3 * d, 3 * d, r, heads.data(), n_pieces, width, step, memory,
+            const int in_block = block - (n_before + i) % block, left = in_block < m - i ? in_block : m - i;
+            last.n = n_last + i + left;
+            const int n_tiles = (left + kRows - 1) / kRows;
+            r = (left + n_tiles - 1) / n_tiles;
+            attend_rows(r, q + i * 3 * d, 3 * d, heads.data(), n_pieces, width, value_steps, step, memory,
                         out + ((long)row * m + i) * d + h * d_head, d);
         }
     });
@@ -656,15 +805,17 @@ void attend_one(const float* q, const float* keys, const float* values, int n, i
 
 extern "C" {
 
-// x [n_rows][D] through all layers, in place. Row i becomes position starts[i] of slot slots[i].
+// x [n_rows][D] through all layers, in place. Row i becomes position starts[i] of slot slots[i]. A row sees the positions
+// of its slot up to its own, so the rows may be one of each slot, or a prompt of one.
 void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const int* slots, const int* starts, int n_rows,
             float* x) {
     const int d = cache->d, n_kv = cache->n_kv, width = layers->out->k, d_model = layers->out->n;
     const int n_heads = width / d, n_qkv = layers->qkv->n, d_ff = layers->down->k;
     static thread_local std::vector<float> memory;
-    memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff) + cache->max_len);
+    memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff));
     float *qkv = memory.data(), *attended = qkv + (long)n_rows * n_qkv, *gates = attended + (long)n_rows * width;
-    float *mixed = gates + (long)n_rows * 2 * d_ff, *weights = mixed + (long)n_rows * d_ff;
+    float* mixed = gates + (long)n_rows * 2 * d_ff;
+    const int n_queries = n_heads / n_kv, n_shares = n_rows < kShared ? 1 : n_rows, n_parts = n_rows < kShared ? 1 : kParts;
     const long head = (long)cache->max_len * d, kind = cache->n_slots * n_kv * head;
     for (int l = 0; l < n_layers; l++) {
         const DecoderLayer& layer = layers[l];
@@ -675,26 +826,35 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
             const float *cos = cache->cos + (long)starts[i] * d, *sin = cache->sin + (long)starts[i] * d;
             for (int h = 0; h < n_heads + n_kv; h++) rotate(row + h * d, cos, sin, d);
             for (int h = 0; h < n_kv; h++) {
-                float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + h) * head;
-                float* values = keys + kind;
-                memcpy(keys + (long)starts[i] * d, k + h * d, d * sizeof(float));
-                memcpy(values + (long)starts[i] * d, v + h * d, d * sizeof(float));
-                const int n_queries = n_heads / n_kv;
-                for (int q = h * n_queries; q < (h + 1) * n_queries; q++)
-                    attend_one(row + q * d, keys, values, starts[i] + 1, d, weights, attended + (long)i * width + q * d);
+                float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + h) * head + (long)starts[i] * d;
+                memcpy(keys, k + h * d, d * sizeof(float));
+                memcpy(keys + kind, v + h * d, d * sizeof(float));
             }
         }
+        share(n_shares, [&](int part) {
+            float* weights = (float*)scratch(cache->max_len * sizeof(float));
+            for (int i = (long)n_rows * part / n_shares; i < (long)n_rows * (part + 1) / n_shares; i++)
+                for (int q = 0; q < n_heads; q++) {
+                    const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
+                    attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
+                               attended + (long)i * width + q * d);
+                }
+        });
         linear(layer.out, attended, width, 0, n_rows, 1, x, d_model, 0, true);
         linear(layer.gate_up, x, d_model, 0, n_rows, 1, gates, 2 * d_ff, 0, false);
-        for (int i = 0; i < n_rows; i++) {
-            const float *gate = gates + (long)i * 2 * d_ff, *up = gate + d_ff;
-            float* to = mixed + (long)i * d_ff;
-            int c = 0;
-            for (; c + kLanes <= d_ff; c += kLanes) store(to + c, silu(load<Floats>(gate + c)) * load<Floats>(up + c));
-            for (; c < d_ff; c++) to[c] = silu(splat(gate[c]))[0] * up[c];
-        }
+        share(n_parts, [&](int part) {
+            for (int i = (long)n_rows * part / n_parts; i < (long)n_rows * (part + 1) / n_parts; i++) {
+                const float *gate = gates + (long)i * 2 * d_ff, *up = gate + d_ff;
+                float* to = mixed + (long)i * d_ff;
+                int c = 0;
+                for (; c + kLanes <= d_ff; c += kLanes) store(to + c, silu(load<Floats>(gate + c)) * load<Floats>(up + c));
+                for (; c < d_ff; c++) to[c] = silu(splat(gate[c]))[0] * up[c];
+            }
+        });
         linear(layer.down, mixed, d_ff, 0, n_rows, 1, x, d_model, 0, true);
     }
 }
 
 }  // extern "C"
+
+#include "vocoder_layers.h"

@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h"))
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h", "vocoder_layers.h")
+)
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -87,6 +90,36 @@ class TransformerLayer(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("qkv", "out", "ff_1", "ff_2"))
 
 
+class NormMish(ctypes.Structure):
+    """`struct NormMish` of kernels.cpp: what follows a convolution of an estimator."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class Resnet(ctypes.Structure):
+    """`struct Resnet` of kernels.cpp: a residual block of an estimator."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("conv_1", "conv_2", "skip")),
+        *((name, NormMish) for name in ("norm_1", "norm_2")),
+    )
+
+
+class LeftContext(ctypes.Structure):
+    """`struct LeftContext` of kernels.cpp: the frames that a causal convolution reads before the first one."""
+
+    _fields_ = (("frames", ctypes.c_void_p), ("next", ctypes.c_void_p))
+
+
+class SnakeConv(ctypes.Structure):
+    """`struct SnakeConv` of vocoder_layers.h: a convolution of the vocoder and the snake before it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "alpha", "inverse")),
+        *((name, ctypes.c_int) for name in ("d", "kernel", "dilation")),
+    )
+
+
 class DecoderLayer(ctypes.Structure):
     """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
 
@@ -118,6 +151,7 @@ _ARGUMENTS = {
     "help": (ctypes.c_uint,),
     "recall": (),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
+    "resnet": (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
     "transform": (_POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT),
     "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
@@ -253,6 +287,9 @@ def _opened(path: Path) -> ctypes.CDLL:
         except AttributeError as error:
             raise OSError(f"no function {name}") from error
         function.argtypes, function.restype = arguments, None
+    if library.bfloat16_outputs():
+        library.snake_conv.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER)
+        library.snake_conv.restype = None
     library.bytes_per_position.restype = _LONG
     library.recalls.restype = ctypes.c_uint
     return library

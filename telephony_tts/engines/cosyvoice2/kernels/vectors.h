@@ -18,6 +18,7 @@ constexpr int kLanes = 8;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 template <class V, class P> inline V load(const P* p) { V v; memcpy(&v, p, sizeof v); return v; }
@@ -60,18 +61,21 @@ inline Ints rounded_ints(Floats x) {
 #endif
 }
 
-// 2^x for x <= 127, and 2^-126 for all x below -126: a polynomial for the part within +-0.5, relative error 4e-6
+// 2^x for x <= 127; far below -126 it is nothing, or 2^-126. A polynomial for the part within 0..1, relative error 3e-6.
 inline Floats exp2(Floats x) {
-    x = x < -126.0f ? splat(-126.0f) : x;  // a NaN stays
-    const Floats whole = rounded(x), f = x - whole;
-    Floats p = splat(1.339887440266574e-3f);
-    p = p * f + 9.618437357674640e-3f;
-    p = p * f + 5.550332471162809e-2f;
-    p = p * f + 2.402264791363012e-1f;
-    p = p * f + 6.931472028550421e-1f;
-    p = p * f + 1.0f;
 #if defined(__AVX512VNNI__)
-    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
+    const Floats f = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+    x = x < -126.0f ? splat(-126.0f) : x;  // a NaN stays
+    const Floats whole = rounded(x - 0.5f), f = x - whole;
+#endif
+    Floats p = splat(1.35341682e-2f);
+    p = p * f + 5.201146354e-2f;
+    p = p * f + 2.414427523e-1f;
+    p = p * f + 6.930038363e-1f;
+    p = p * f + 1.000002593f;
+#if defined(__AVX512VNNI__)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);  // times 2^floor(x)
 #else
     const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
     return p * load<Floats>(&power);

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.kernels.library import LAYER_NORM, NO_NORM, RMS_NORM, Map, functions
+from telephony_tts.engines.cosyvoice2.model.weight_memory import WEIGHTS
 
 
 class LinearMap(Protocol):
@@ -98,8 +99,9 @@ class Int8Linear:
         self.n, self.k = weight.shape
         panel = library.panel_outputs()
         n_padded = -(-self.n // panel) * panel
-        self.weights = torch.empty(n_padded * -(-self.k // 4) * 4, dtype=torch.uint8)
-        self._low = torch.empty_like(self.weights) if weights_in_15_bits else None
+        n_bytes = n_padded * -(-self.k // 4) * 4
+        self.weights = WEIGHTS.take(n_bytes)
+        self._low = WEIGHTS.take(n_bytes) if weights_in_15_bits else None
         low = None if self._low is None else self._low.data_ptr()
         self.scale, self.bias = torch.empty(n_padded), torch.zeros(n_padded)
         if linear.bias is not None:

@@ -283,6 +283,14 @@ def test_attention_to_one_key_among_many_small_ones() -> None:
     assert error(attended(qkv, [200], [208], 1), exact(qkv, 1)) < 0.01
 
 
+def test_equal_weights_of_many_keys_do_not_overflow() -> None:
+    """1,500 weights of 14 bits, all the largest, times values that are all 127: 45 % more than 31 bits hold."""
+    qkv = torch.zeros(1, 1500, 192)
+    qkv[:, :, 128:] = 3.0
+    out = attended(qkv, [1500], [1504], 1)
+    assert torch.allclose(out[:, 1450:], torch.full((1, 50, 64), 3.0), rtol=1e-3)
+
+
 def test_huge_scores_are_finite() -> None:
     qkv = randn(1, 50, 192, seed=3) * 100
     assert attended(qkv, [50], [64], 1).isfinite().all()

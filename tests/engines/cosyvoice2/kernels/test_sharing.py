@@ -17,7 +17,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
 from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import Piece, functions
+from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, NormMish, Piece, Resnet, functions
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
 
 pytestmark = pytest.mark.slow  # it runs a compiler
@@ -79,12 +79,34 @@ def attended() -> Tensor:
     return out
 
 
+def residual() -> Callable[[], Tensor]:
+    """A residual block of two rows, and the left contexts that it leaves."""
+    n, d_in, d = 50, 36, 20
+    maps = [Int8Linear(Linear(randn(d, k, seed=k), randn(d)), weights_in_15_bits=True) for k in (3 * d_in, 3 * d, d_in)]
+    weight, bias, time_vector, x = randn(d, seed=7), randn(d, seed=8), randn(d, seed=9), randn(2, n, d_in, seed=10)
+    norm = NormMish(weight.data_ptr(), bias.data_ptr(), 1e-5)
+    block = Resnet(*(each.address for each in maps), norm, norm)
+    before = randn(2, 2, d_in, seed=11), randn(2, 2, d, seed=12)
+
+    def run() -> Tensor:
+        assert weight is not None and bias is not None and maps
+        after, y = [torch.empty_like(each) for each in before], torch.empty(2, n, d)
+        pairs = zip(before, after, strict=True)
+        lefts = (LeftContext * 2)(*(LeftContext(first.data_ptr(), later.data_ptr()) for first, later in pairs))
+        addresses = ctypes.addressof(lefts), time_vector.data_ptr(), y.data_ptr()
+        functions().resnet(ctypes.addressof(block), x.data_ptr(), 2, n, *addresses)
+        return torch.cat([y.flatten(), *(each.flatten() for each in after)])
+
+    return run
+
+
 WORKS: dict[str, Callable[[], Callable[[], Tensor]]] = {
     "1 row": lambda: linear(1),
     "2 rows": lambda: linear(2),
     "90 rows": lambda: linear(90),
     "norm": lambda: normed,
     "heads": lambda: attended,
+    "residual block": residual,
 }
 
 

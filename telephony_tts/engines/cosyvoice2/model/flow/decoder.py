@@ -26,6 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NO
 from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import (
     Int8Conv,
     Int8ConvBlock,
+    Int8Resnet,
     Int8TransformerBlock,
     Int8Transformers,
     check_heads,
@@ -92,9 +93,13 @@ class ResnetBlock:
         self.block_1: CausalConvBlock | Int8ConvBlock = CausalConvBlock(take, f"{key}.block1", d_in, d, slot)
         self.block_2: CausalConvBlock | Int8ConvBlock = CausalConvBlock(take, f"{key}.block2", d, d, slot + 1)
         self.skip: FlowConv | Int8Conv = take.conv(f"{key}.res_conv", d, d_in, 1)
+        self.int8: Int8Resnet | None = None
+        """All of it in one call, once it is in int8."""
 
     def __call__(self, x: Tensor, time: Tensor, context: ConvolutionContext) -> Tensor:
         """x [B, T, C_in], time [B or 1, C], which is Linear(Mish(temb)) -> [B, T, C]"""
+        if self.int8 is not None and isinstance(context, Int8Pass):
+            return self.int8(x, time, context)
         h = self.block_1(x, context).add_(time[:, None])
         return self.block_2(h, context).add_(self.skip(x))
 
@@ -104,6 +109,7 @@ class ResnetBlock:
         assert isinstance(self.skip, FlowConv)
         self.block_1, self.block_2 = self.block_1.quantized(in_15_bits=in_15_bits), self.block_2.quantized()
         self.skip = Int8Conv(self.skip, in_15_bits=in_15_bits)
+        self.int8 = Int8Resnet(self.block_1, self.block_2, self.skip)
 
 
 class TransformerBlock:

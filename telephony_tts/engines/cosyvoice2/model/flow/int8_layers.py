@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import TransformerLayer, functions
+from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, NormMish, Resnet, TransformerLayer, functions
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
@@ -30,11 +30,11 @@ class Int8Conv:
 
     def __init__(self, conv: FlowConv, *, in_15_bits: bool = False) -> None:
         self.kernel = conv.kernel
-        self._windows = Int8Linear(conv.windows(), in_15_bits=in_15_bits, weights_in_15_bits=True)
+        self.windows = Int8Linear(conv.windows(), in_15_bits=in_15_bits, weights_in_15_bits=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, C_in] -> [B, T - kernel + 1, C_out]"""
-        return self._windows.of_windows(x.float().contiguous(), self.kernel)
+        return self.windows.of_windows(x.float().contiguous(), self.kernel)
 
     def causal(self, x: Tensor, context: ConvolutionContext, slot: int) -> Tensor:
         """x [B, T, C_in] -> [B, T, C_out], behind the left context number `slot` of the stream."""
@@ -53,6 +53,37 @@ class Int8ConvBlock:
         weight, bias, eps = self._norm
         d = y.shape[-1]
         functions().norm_mish(y.data_ptr(), y.numel() // d, d, weight.data_ptr(), bias.data_ptr(), eps)
+        return y
+
+    def norm(self) -> NormMish:
+        """It refers to tensors of this object."""
+        weight, bias, eps = self._norm
+        return NormMish(weight.data_ptr(), bias.data_ptr(), eps)
+
+
+class Int8Resnet:
+    """`ResnetBlock` in int8, as one call of the kernels. It has the bits of its layers one by one."""
+
+    def __init__(self, block_1: Int8ConvBlock, block_2: Int8ConvBlock, skip: Int8Conv) -> None:
+        self._blocks, self._skip = (block_1, block_2), skip
+        self._of = Resnet(
+            block_1.conv.windows.address,
+            block_2.conv.windows.address,
+            skip.windows.address,
+            block_1.norm(),
+            block_2.norm(),
+        )
+        self._run = functions().resnet
+
+    def __call__(self, x: Tensor, time: Tensor, context: Int8Pass) -> Tensor:
+        """x [B, T, C_in], time float32 [1, C] -> [B, T, C]"""
+        x = x.float().contiguous()
+        n_rows, n, _ = x.shape
+        y = x.new_empty(n_rows, n, self._skip.windows.n)
+        lefts = (LeftContext * 2)(*(context.left_context(block.slot) for block in self._blocks))
+        self._run(
+            ctypes.addressof(self._of), x.data_ptr(), n_rows, n, ctypes.addressof(lefts), time.data_ptr(), y.data_ptr()
+        )
         return y
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import Piece, functions
+from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, Piece, functions
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass, PassRecord, PassStorage
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
@@ -113,8 +113,18 @@ class Int8Pass(HostPass):
         self._own = [*own[:-1], replace(own[-1], n=own[-1].n + n_new)]
         given = (Piece(each.memory.tensor.data_ptr(), each.capacity, each.n) for each in pieces)
         self._pieces = (Piece * len(pieces))(*given)
+        self._before: list[Tensor] = []
+        """Left contexts that a call of the kernels still reads."""
         self._run = functions().attend
         self._transform = functions().transform
+
+    def left_context(self, slot: int) -> LeftContext:
+        """The left context of convolution number `slot`, for one call of the kernels, which writes the next one."""
+        before = self.contexts[slot]
+        # In other memory: the context of the block before belongs to its record.
+        self.contexts[slot] = torch.empty_like(before)
+        self._before.append(before)
+        return LeftContext(before.data_ptr(), self.contexts[slot].data_ptr())
 
     def transform(self, layers: int, n_layers: int, first: int, x: Tensor, n_heads: int) -> None:
         """x, contiguous float32 [B, T, C], goes through `n_layers` transformer blocks, in place.

@@ -1,7 +1,7 @@
-"""A decode step of the language model in int8 on a CPU: all layers in one call of the kernels.
+"""A decode step or a prompt of the language model in int8 on a CPU: all layers in one call of the kernels.
 
 It computes what `LanguageModel.run_layers` does. Through PyTorch, a fifth of a step goes to calling some four hundred
-small operations.
+small operations, and idle lanes cannot help with a prompt's attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Int8Decoder:
         self._run = functions().decode
 
     def __call__(self, x: Tensor, slots: Sequence[int], starts: Sequence[int], cache: lm.KvCache) -> Tensor:
-        """x [B, D] becomes position `starts[i]` of `slots[i]`, and goes through all layers -> [B, D] float32."""
+        """Row i of x [B, D] becomes position `starts[i]` of `slots[i]`, and goes through all layers -> [B, D] float32.
+
+        A row sees the positions of its slot up to its own, so the rows may be a prompt."""
         x = x.to(torch.float32, copy=True).contiguous()
         n_slots, n_kv, max_len, d = cache.data.shape[2:]
         cos, sin = cache.rotary

@@ -279,6 +279,10 @@ class LanguageModel(PromptTables):
         n = x.shape[0]
         start = cache.room(slot, n)
         attend: Attend
+        if self._int8 is not None:
+            hidden = self._final_norm(self._int8(x, [slot] * n, range(start, start + n), cache))
+            cache.lengths[slot] += n
+            return hidden
         if n > 1:
             see = torch.ones(n, start + n, dtype=torch.bool, device=x.device).tril(start)
             mask = see.repeat(self.config.n_heads // self.config.n_kv_heads, 1)

@@ -6,7 +6,7 @@ product without a transpose before or after it, and a range of columns is a view
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
+from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv, fits
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import block_reach
 
 WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
@@ -108,6 +109,8 @@ class ResidualStep:
     conv1: VocoderConv
     snake2: Snake
     conv2: VocoderConv
+    kernels: tuple[Bfloat16SnakeConv, Bfloat16SnakeConv] | None = None
+    """Both halves by the kernels, where they can do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +129,17 @@ class ResBlock:
         after = self.reach
         for step in self.steps:
             h, begin, end = x, 0, 0
-            for snake, conv in ((step.snake1, step.conv1), (step.snake2, step.conv2)):
+            for half, (snake, conv) in enumerate(((step.snake1, step.conv1), (step.snake2, step.conv2))):
                 after -= conv.reach
                 drop_left, drop_right = max(0, left - after), max(0, right - after)
-                h = conv(snake(h), conv.reach - drop_left, conv.reach - drop_right)
+                zeros = conv.reach - drop_left, conv.reach - drop_right
                 left, right = left - drop_left, right - drop_right
                 begin, end = begin + drop_left, end + drop_right
-            x = x[:, begin : x.shape[1] - end] + h
+                if step.kernels is None:
+                    h = conv(snake(h), *zeros)
+                else:
+                    h = step.kernels[half](h, *zeros, x[:, begin : x.shape[1] - end] if half else None)
+            x = h if step.kernels is not None else x[:, begin : x.shape[1] - end] + h
         return x
 
 
@@ -200,11 +207,13 @@ class VocoderReader(StateReader):
             return _rowwise(*self._folded(f"{name}.{part}", (d, d, kernel)), self._blocks, dilation)
 
         steps = tuple(
-            ResidualStep(
-                self.snake(f"{name}.activations1.{i}", d),
-                conv(f"convs1.{i}", dilation),
-                self.snake(f"{name}.activations2.{i}", d),
-                conv(f"convs2.{i}", 1),
+            _with_kernels(
+                ResidualStep(
+                    self.snake(f"{name}.activations1.{i}", d),
+                    conv(f"convs1.{i}", dilation),
+                    self.snake(f"{name}.activations2.{i}", d),
+                    conv(f"convs2.{i}", 1),
+                )
             )
             for i, dilation in enumerate(dilations)
         )
@@ -223,6 +232,19 @@ class VocoderReader(StateReader):
         if not self.outline:
             weight = torch.ops.aten._weight_norm(weight, length, 0)
         return weight, self._float(f"{name}.bias", shape[1] if transposed else shape[0])
+
+
+def _with_kernels(step: ResidualStep) -> ResidualStep:
+    """With the kernels' convolutions, if it is on a CPU, has convolutions in bfloat16 and sums in float32, and fits."""
+    weight = step.conv1.weight
+    is_mixed = weight.dtype is torch.bfloat16 and step.snake1.alpha.dtype is torch.float32
+    if not is_mixed or weight.device.type != "cpu" or not fits(weight.shape[0]):
+        return step
+    first, second = (
+        Bfloat16SnakeConv((snake.alpha, snake.inverse), conv.weight[:, :, 0], conv.bias, conv.dilation)
+        for snake, conv in ((step.snake1, step.conv1), (step.snake2, step.conv2))
+    )
+    return replace(step, kernels=(first, second))
 
 
 def _rowwise(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1, stride: int = 1) -> VocoderConv:

@@ -1,0 +1,107 @@
+// The convolutions of the vocoder's residual blocks in bfloat16, each with the snake before it and the sum behind it.
+// `model/vocoder/bfloat16_layers.py` calls them. Part of kernels.cpp. Other layers of the vocoder are PyTorch's.
+
+// The instruction is not a level of its own (`library.py`): beside VNNI, only these functions use it.
+#if defined(__AVX512VNNI__) && (defined(__clang__) || __GNUC__ >= 10)
+#define WITH_BFLOAT16 1
+#define IN_BFLOAT16 __attribute__((target("avx512bf16")))
+constexpr bool kHasBfloat16 = true;
+#else
+constexpr bool kHasBfloat16 = false;
+#endif
+
+extern "C" {
+
+struct SnakeConv {  // conv(x + sin(alpha x)^2 inverse), of as many channels as outputs
+    const uint16_t* weights;  // bfloat16 [d / kPanel][kernel][d / 2][kPanel][2]: two weights of an output lie side by side
+    const float *bias, *alpha, *inverse;  // [d]
+    int d, kernel, dilation;
+};
+
+// Outputs of a panel of weights, of which `d` is to be a multiple; 0 if this build cannot multiply in bfloat16
+int bfloat16_outputs() { return kHasBfloat16 ? kPanel : 0; }
+
+}  // extern "C"
+
+#if WITH_BFLOAT16
+
+namespace {
+
+// x [d] -> bfloat16 [d]. The square of the sine is a polynomial in the distance to a zero, absolute error 7e-7.
+IN_BFLOAT16 void snake(const SnakeConv& of, const float* x, uint16_t* to) {
+    for (int c = 0; c < of.d; c += kLanes) {
+        const Floats value = load<Floats>(x + c), turns = value * load<Floats>(of.alpha + c) * 0.31830988618379067f;
+        const Floats r = turns - rounded(turns), s = r * r;
+        Floats p = splat(10.581298f);
+        p = p * s - 29.4262731f;
+        p = p * s + 42.643426f;
+        p = p * s - 32.4651395f;
+        p = p * s + 9.86952481f;
+        const Floats result = value + p * s * load<Floats>(of.inverse + c);
+        store(to + c, (__m256i)_mm512_cvtneps_pbh((__m512)result));
+    }
+}
+
+// R columns of outputs of a panel. `rows`: the first tap of the first column; `add`: null, or what is added to y
+template <int R>
+IN_BFLOAT16 void convolve(const SnakeConv& of, const uint16_t* rows, int panel, const float* add, float* y) {
+    Floats sums[R][kVectors];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < kVectors; v++) sums[r][v] = load<Floats>(of.bias + panel * kPanel + v * kLanes);
+    const uint16_t* w = of.weights + (long)panel * of.kernel * of.d * kPanel;
+    for (int tap = 0; tap < of.kernel; tap++, rows += (long)of.dilation * of.d)
+        for (int k = 0; k < of.d; k += 8)
+            for (int u = k; u < k + 8; u += 2, w += 2 * kPanel) {
+                __m512bh column[kVectors];
+                for (int v = 0; v < kVectors; v++) column[v] = load<__m512bh>(w + 2 * kLanes * v);
+                for (int r = 0; r < R; r++) {
+                    const __m512bh pair = (__m512bh)_mm512_set1_epi32(load<int32_t>(rows + (long)r * of.d + u));
+                    for (int v = 0; v < kVectors; v++)
+                        sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], column[v], pair);
+                }
+            }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < kVectors; v++) {
+            const long at = (long)r * of.d + panel * kPanel + v * kLanes;
+            store(y + at, add ? load<Floats>(add + at) + sums[r][v] : sums[r][v]);
+        }
+}
+
+void convolve(int n_columns, const SnakeConv& of, const uint16_t* rows, int panel, const float* add, float* y) {
+    switch (n_columns) {
+        case 1: return convolve<1>(of, rows, panel, add, y);
+        case 2: return convolve<2>(of, rows, panel, add, y);
+        case 3: return convolve<3>(of, rows, panel, add, y);
+        case 4: return convolve<4>(of, rows, panel, add, y);
+        case 5: return convolve<5>(of, rows, panel, add, y);
+        default: return convolve<6>(of, rows, panel, add, y);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n][d], `left` zeros before it and `right` zeros after it -> y [m][d], m = n + left + right - (kernel - 1) dilation.
+// `add` [m][d], or null, is added. Call it only if `bfloat16_outputs` divides d
+// and the processor has the instruction.
+void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right, const float* add, float* y) {
+    const int d = of->d, m = n + left + right - (of->kernel - 1) * of->dilation;
+    if (m < 1) return;
+    uint16_t* rows = (uint16_t*)scratch((size_t)(n + left + right) * d * sizeof(uint16_t));
+    memset(rows, 0, (size_t)left * d * sizeof(uint16_t));
+    memset(rows + (long)(left + n) * d, 0, (size_t)right * d * sizeof(uint16_t));
+    share(kParts, [&](int part) {
+        for (long i = (long)n * part / kParts; i < (long)n * (part + 1) / kParts; i++) snake(*of, x + i * d, rows + (left + i) * d);
+    });
+    share(kParts, [&](int part) {
+        const long begin = (long)m * part / kParts, end = (long)m * (part + 1) / kParts;
+        for (int panel = 0; panel < d / kPanel; panel++)
+            for (long i = begin; i < end; i += kRows)
+                convolve(end - i < kRows ? end - i : kRows, *of, rows + i * d, panel, add ? add + i * d : nullptr, y + i * d);
+    });
+}
+
+}  // extern "C"
+
+#endif
