@@ -30,6 +30,8 @@ PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
 N_TIMED = 3
 """So many timed tests run at a time at most, on however many cores. They mostly wait."""
+N_WAITING = 1
+"""So many more unmarked tests run beside the others than there are cores: a `slow` test often waits for a process."""
 MIN_IDLE_SHARE = 0.6
 """Of the cores' time, for a machine that counts as quiet."""
 MAX_AGAIN = 10
@@ -79,7 +81,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
                 first = begin("beside", n_processes).wait()
                 clocked = judge_the_clock()
             else:
-                beside = begin("beside", n_processes, report=output)
+                beside = begin("beside", n_processes + N_WAITING, report=output)
                 clocked = judge_the_clock()
                 set_scheduler(beside.process.pid, os.SCHED_OTHER)
                 first = beside.wait()

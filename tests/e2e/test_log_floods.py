@@ -17,8 +17,8 @@ from served import process
 
 pytestmark = pytest.mark.alone
 
-N = 20_000
-N_REFUSED = 5_000
+N = 5_000
+N_REFUSED = 1_600
 MAX_LOG_BYTES = 50_000
 """The log of one flood, which takes seconds: 60 lines at once and 5 a second, of 150 to 250 bytes each."""
 
@@ -30,7 +30,7 @@ def told(log: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("message", "event"), [({"type": "end"}, "warning"), ({"type": "clear"}, "warning"), ('{"broken', "error")], ids=str
 )
-def test_twenty_thousand_messages_are_a_few_lines(message: dict[str, Any] | str, event: str, tmp_path: Path) -> None:
+def test_thousands_of_messages_are_a_few_lines(message: dict[str, Any] | str, event: str, tmp_path: Path) -> None:
     """Pinned: `end` without a turn and `clear` with nothing to clear wrote 3.3 MB in 4.7 s."""
     log = tmp_path / "log"
     with process(log=log) as (served, port):
