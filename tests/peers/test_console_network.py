@@ -58,9 +58,8 @@ async def figures(shown: Page) -> dict[str, float]:
 
 
 def seconds_of_sound(pcm: np.ndarray[Any, Any]) -> float:
-    """How much of it is sound, in pieces of 10 ms."""
-    pieces = pcm[: len(pcm) // 480 * 480].reshape(-1, 480)
-    return float((np.abs(pieces).max(axis=1) > LOUD).sum() * 480 / FINE_HZ)
+    """How much of it is sound. The few quiet samples of a tone are missing on both sides of a comparison."""
+    return float((np.abs(pcm) > LOUD).sum() / FINE_HZ)
 
 
 def test_on_a_slow_network_the_speech_is_whole_and_the_waterfall_shows_the_network(devtools: str) -> None:
