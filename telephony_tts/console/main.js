@@ -99,6 +99,7 @@ one("#language").value = currentLanguage();
 one("#language").addEventListener("change", ({ target }) => {
   useLanguage(target.value);
   document.title = `${t(shown.name)} – Telephony TTS`;
+  askState(); // its words are in the other language too
 });
 
 const isDark = () => {

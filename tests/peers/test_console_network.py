@@ -58,9 +58,8 @@ async def figures(shown: Page) -> dict[str, float]:
 
 
 def seconds_of_sound(pcm: np.ndarray[Any, Any]) -> float:
-    """How much of it is sound, in pieces of 10 ms."""
-    pieces = pcm[: len(pcm) // 480 * 480].reshape(-1, 480)
-    return float((np.abs(pieces).max(axis=1) > LOUD).sum() * 480 / FINE_HZ)
+    """How much of it is sound. The few quiet samples of a tone are missing on both sides of a comparison."""
+    return float((np.abs(pcm) > LOUD).sum() / FINE_HZ)
 
 
 def test_on_a_slow_network_the_speech_is_whole_and_the_waterfall_shows_the_network(devtools: str) -> None:
@@ -87,10 +86,11 @@ def test_on_a_slow_network_the_speech_is_whole_and_the_waterfall_shows_the_netwo
 
 
 def test_a_network_that_is_too_slow_makes_gaps_and_loses_nothing(devtools: str) -> None:
-    """The engine's own rate needs 48 kB/s."""
+    """The engine's own rate needs 48 kB/s. The server waits two seconds for the page's last mark, and the
+    sound is later: the page goes on to its end."""
 
     async def main() -> None:
-        async with serving() as rig, behind(devtools, rig, bytes_per_s=32_000) as (_, shown):
+        async with serving() as rig, behind(devtools, rig, bytes_per_s=24_000) as (_, shown):
             await shown.choose("#quality", "engine")
             await type_and_enter(shown, TEXT)
             await shown.until("document.querySelector('#say-state').value.includes('waiting for more sound')", 30)
@@ -110,14 +110,14 @@ def test_a_network_that_is_too_slow_makes_gaps_and_loses_nothing(devtools: str) 
             wanted_s = len(from_first_sound(wanted)) / FINE_HZ
             assert abs(spent_s - wanted_s - row["silence in the gaps"] / 1000) < 0.3
             # Each gap waits for more than the one before, so there are few.
-            assert len(gaps) <= 6
+            assert len(gaps) <= 12
             red = await shown.evaluate(
                 "(() => { const c = document.querySelector('#bars');"
                 " const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;"
                 " for (let i = 0; i < p.length; i += 4) n += p[i] === 179 && p[i + 1] === 38 && p[i + 2] === 30;"
                 " return n; })()"
             )
-            assert red > 60 * len(gaps), "each gap is a red line in the picture"
+            assert red > 50 * len(gaps), "each gap is a red line in the picture"
             assert shown.complaints == []
 
     run(main, within_s=90)

@@ -429,6 +429,7 @@ def test_the_page_speaks_chinese(devtools: str) -> None:
             await shown.choose("#language", "zh")
             assert "说话" in await text_of(shown, "nav") and "播放" in await text_of(shown, "#say-form")
             assert await shown.evaluate("document.documentElement.lang") == "zh-CN"
+            await shown.until("document.querySelector('#health').innerText === '就绪'", within_s=3)
             for name in PAGES:
                 await shown.evaluate(f"location.hash = '#{name}'")
                 await shown.until(f"!document.querySelector('#{name}').hidden")

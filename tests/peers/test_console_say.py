@@ -51,10 +51,11 @@ async def type_and_enter(shown: Page, text: str) -> None:
 async def turn(shown: Page) -> dict[str, str]:
     """The newest turn, as its user reads it."""
     told: dict[str, str] = await shown.evaluate(
-        "({text: document.querySelector('.turn p').textContent,"
-        " heard: document.querySelector('.turn .heard')?.textContent ?? '',"
-        " pale: document.querySelector('.turn .unheard')?.textContent ?? '',"
-        " foot: document.querySelector('.turn footer').textContent})"
+        "(() => { const newest = document.querySelector('.turn'); return {"
+        " text: newest.querySelector('p').textContent,"
+        " heard: newest.querySelector('.heard')?.textContent ?? '',"
+        " pale: newest.querySelector('.unheard')?.textContent ?? '',"
+        " foot: newest.querySelector('footer').textContent}; })()"
     )
     return told
 
