@@ -49,7 +49,7 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _native(call, number, around)
             case "bridge":
                 await _bridge(call, number, around)
-            case "asterisk":
+            case "asterisk_phone":
                 await _asterisk(call, number, around)
             case "no_bot":
                 await _no_bot(number, around)
@@ -90,7 +90,7 @@ async def _native_call(
         may_fail=around.may_fail, is_lossy=is_lossy,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
-    await asyncio.wait_for(link.connect(around.proxy_port if is_lossy else around.port), _CONNECT_S)
+    await link.connect_in_time(around.proxy_port if is_lossy else around.port, _CONNECT_S)
     try:
         if is_back and await link.is_taken(_NOTICED_S):
             return False
@@ -143,7 +143,7 @@ async def _carrier_call(
     media = CARRIER_LINKS[call.door](around, oracle, name, codec)
     try:
         for link in (media, bot) if call.options["media_first"] else (bot, media):
-            await asyncio.wait_for(link.connect(around.port), _CONNECT_S)
+            await link.connect_in_time(around.port, _CONNECT_S)
             if link is media:
                 media.start()
         if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
@@ -175,7 +175,7 @@ async def _no_bot(number: int, around: Surroundings) -> None:
     """A telephone call for which the server has to dial a bot, whose name does not resolve."""
     oracle = NativeOracle(around.tally, around.stops, call=number, has_media=True, is_lossy=True)
     media = TwilioLink(around, oracle, f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
-    await asyncio.wait_for(media.connect(around.port), _CONNECT_S)
+    await media.connect_in_time(around.port, _CONNECT_S)
     try:
         media.start()
         is_gone = await media.gone(_BOT_S)
@@ -200,7 +200,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     loop = asyncio.get_running_loop()
     telephone = AudioSocketLink(name.bytes, oracle.frame)
     try:
-        await asyncio.wait_for(bot.connect(around.port), _CONNECT_S)
+        await bot.connect_in_time(around.port, _CONNECT_S)
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
         await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
@@ -234,7 +234,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
         bot = BotLink(f"/v1/stream?call={phone.name}&audio=none&words=on", around, oracle)
         feeding = asyncio.create_task(phone.feed(oracle))
         try:
-            await asyncio.wait_for(bot.connect(around.port), _CONNECT_S)
+            await bot.connect_in_time(around.port, _CONNECT_S)
             await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
             if call.end == "hangup":
                 oracle.owes_answers = False
@@ -468,7 +468,7 @@ _MOST_TEXTS = 4
 
 async def _vendor(call: CallHistory, number: int, around: Surroundings) -> None:
     link = _VENDORS[call.door](around, number)
-    await asyncio.wait_for(link.connect(around.port), _CONNECT_S)
+    await link.connect_in_time(around.port, _CONNECT_S)
     is_torn = call.end == "rst"
     try:
         choose = random.Random(f"{call.seed} words")

@@ -82,7 +82,7 @@ _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
     **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
     **dict.fromkeys(HTTP_DOORS, ("fin", "fin", "rst")),
-    "asterisk": ("close", "close", "hangup", "fin"),
+    "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
     "deepgram": ("close", "close", "fin", "rst"),
@@ -95,7 +95,7 @@ _DOORS = (
 )  # fmt: skip
 _DOORS_OF = {
     "bridge": ("bridge",),
-    "asterisk": ("asterisk",),
+    "asterisk": ("asterisk_phone",),
     "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
 }
 _FAULTS = {
@@ -138,7 +138,7 @@ def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: 
     weights = list(_STEPS.values())
     chosen = choose.choices(kinds, weights, k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
-    if door not in ("native", "bridge", "asterisk", *CARRIERS):
+    if door not in ("native", "bridge", "asterisk_phone", *CARRIERS):
         steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS[door]), _options(door, choose))
@@ -156,7 +156,7 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "through_proxy": choose.random() < 0.1,
             "comes_back": choose.random() < 0.1,
         }
-    if door == "asterisk":
+    if door == "asterisk_phone":
         return {"extension": choose.choice(["700", "701"])}
     if door in CARRIERS:
         return {

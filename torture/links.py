@@ -75,10 +75,24 @@ class Link(Peer):
         self.hang_up()
 
     async def gone(self, within_s: float) -> bool:
-        """Whether the connection is closed by then."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self.closed), within_s)
-        return self.closed.done()
+        """Whether the connection is closed by then. Stops are not counted."""
+        return await self._in_time(self.closed, within_s)
+
+    async def connect_in_time(self, port: int, within_s: float) -> None:
+        """Connect within this time. Stops are not counted. Raises OSError."""
+        opening = asyncio.ensure_future(self.connect(port))
+        if not await self._in_time(opening, within_s):
+            opening.cancel()
+            raise TimeoutError(f"no answer within {within_s:.0f} s")
+        opening.result()
+
+    async def _in_time(self, event: asyncio.Future[None], within_s: float) -> bool:
+        begin_ns, left_s = time.monotonic_ns(), within_s
+        while not event.done() and left_s > 0:
+            await asyncio.wait((event,), timeout=left_s)
+            now_ns = time.monotonic_ns()
+            left_s = within_s - (now_ns - begin_ns - self.own_stops.within(begin_ns, now_ns)) / 1e9
+        return event.done()
 
     def close(self) -> None:
         if self.transport is not None:

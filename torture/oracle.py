@@ -19,7 +19,7 @@ from torture.violations import Stops, Tally, Violation
 MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
-_LONGEST_STOP_NS = 1000 * MS
+_LONGEST_STOP_NS = 3000 * MS
 _PAUSE_NS = 200 * MS
 _ATTACHED = ".,!?"
 _LOG_LINES = 2000

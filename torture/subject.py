@@ -26,7 +26,7 @@ from torture.sandbox import silent_resolver
 _START_S = 60.0
 _DRAIN_S = 10.0
 SETTINGS = (
-    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=2", "engines.default=fake",
+    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=5", "engines.default=fake",
     "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
     "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip

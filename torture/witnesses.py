@@ -111,7 +111,7 @@ async def speak_beside(number: int, around: Surroundings, stop: asyncio.Event, r
     while True:
         neighbour = Neighbour(around, number)
         try:
-            await asyncio.wait_for(neighbour.connect(around.port), 5)
+            await neighbour.connect_in_time(around.port, 5)
             await neighbour.turn()
             if not is_told:
                 is_told = True
