@@ -68,6 +68,8 @@ class TurnTrack:
     """The place of the next frame in the audio of the turn."""
     n_moves: int = 0
     """How often frames were dropped that may come again."""
+    was_paused: bool = False
+    """Some of it may be heard again."""
     slack_ns: int = 0
     """What a pause adds to the tolerance: the caller heard so much between its request and its answer."""
     n_sentences: int = 0
@@ -94,7 +96,8 @@ class MarkTrack:
 class NativeOracle:
     """One call. `lead_ns` None: frames come without a pace. `may_fail`: an engine may fail, so turns may end with an
     error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
-    the two delays messages, so places and times are not judged."""
+    the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
+    frame, and heard text may be wrong by this."""
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class NativeOracle:
         may_fail: bool = False,
         is_exact: bool = False,
         is_lossy: bool = False,
+        most_error_ns: int | None = None,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -123,6 +127,7 @@ class NativeOracle:
         self.may_fail = may_fail
         self._is_exact = is_exact
         self.is_lossy = is_lossy
+        self._most_error_ns = most_error_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
         self.is_ready = False
@@ -305,7 +310,12 @@ class NativeOracle:
             self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
-        if not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
+        if self._most_error_ns is not None:
+            self._checked(v.LOST)
+            if turn.next_ns < audio_ns - self._most_error_ns:
+                sent_ms = turn.next_ns / MS
+                self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
+        elif not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
             self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
         left_ns = self.player.turn_end_ns(turn.id) - now_ns
         what = f"{turn.id} is done {left_ns / MS:.0f} ms before its last sample is played"
@@ -317,6 +327,7 @@ class NativeOracle:
         for each in self._live_begun():
             asked_ns = self._pause_asked.get(each.id, 0)
             each.slack_ns += max(0, self.player.heard_ns(each.id, now_ns) - asked_ns)
+            each.was_paused = True
         self._is_paused = True
         if not self._has_media:
             self._drop(now_ns)
@@ -324,7 +335,8 @@ class NativeOracle:
     def _resumed(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._is_paused = False
         self._pause_asked.clear()
-        turn.next_ns = event["from_ms"] * MS // self._ptime_ns * self._ptime_ns
+        if self._most_error_ns is None:
+            turn.next_ns = event["from_ms"] * MS // self._ptime_ns * self._ptime_ns
         turn.n_moves += 1
         if turn.started_ns is not None:
             self._speaking = turn
@@ -429,6 +441,38 @@ class NativeOracle:
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
 
+    def played_frame(self, turn_id: str, place_ns: int, payload: bytes, now_ns: int) -> None:
+        """The telephone side got the frame at `place_ns` of the audio of a turn. "": audio that is not of a turn."""
+        if not turn_id:
+            self.player.take("", 0, now_ns, len(payload) * self._ptime_ns // self._frame_bytes)
+            return
+        self._tally.counts["frames"] += 1
+        self._checked(v.FRAMES)
+        if len(payload) != self._frame_bytes:
+            self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
+        letter = self._reader.letter(payload)
+        self._note(now_ns, "<", letter or "-")
+        turn = self._owners.get(letter) if letter else self.turns.get(turn_id)
+        self._checked(v.SILENCE)
+        if turn is None or turn.id != turn_id:
+            self._wrong(v.SILENCE, f"audio of {letter} in {turn_id}")
+            return
+        is_rest = turn.end == "done" and now_ns - turn.ended_ns <= self._tolerance_ns(turn)
+        if not is_rest and (not turn.is_live or turn.started_ns is None or self._is_paused):
+            when = "during a pause" if turn.is_live and self._is_paused else f"after its {turn.end}"
+            self._wrong(v.SILENCE, f"audio of {turn.id} {when}")
+        self._checked(v.LOST)
+        # A frame that a mark tells the end of may count as played while it is played. A pause then begins behind it.
+        if place_ns > turn.next_ns + self._ptime_ns * turn.was_paused:
+            what = f"{turn.id} goes on at {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
+            self._wrong(v.LOST, what)
+        elif place_ns <= turn.next_ns - self._tolerance_ns(turn) - self._ptime_ns and not turn.was_paused:
+            what = f"{turn.id} repeats {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
+            self._wrong(v.LOST, what)
+        self.player.take(turn.id, place_ns, now_ns)
+        turn.next_ns = place_ns + self._ptime_ns
+        turn.n_frames += 1
+
     def media_clear(self, now_ns: int) -> None:
         """The media leg is told to drop what it has not played."""
         self._note(now_ns, "<", "media clear")
@@ -448,7 +492,8 @@ class NativeOracle:
     def _drop(self, now_ns: int) -> None:
         self.player.drop(now_ns)
         for turn in self._live_begun():
-            turn.next_ns = self.player.heard_ns(turn.id, now_ns) // self._ptime_ns * self._ptime_ns
+            heard_ns = self.player.heard_ns(turn.id, now_ns)
+            turn.next_ns = heard_ns if self._most_error_ns is not None else heard_ns // self._ptime_ns * self._ptime_ns
             turn.n_moves += 1
 
     def _live_begun(self) -> list[TurnTrack]:
@@ -457,6 +502,8 @@ class NativeOracle:
     # ---------------------------------------------------------------- heard text
 
     def _tolerance_ns(self, turn: TurnTrack) -> int:
+        if self._most_error_ns is not None:
+            return self._most_error_ns
         n_frames = 1 if self._is_exact else 2
         ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
         return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns
@@ -475,12 +522,12 @@ class NativeOracle:
             return
         if event.get("basis") == "client" or self.is_lossy:
             return
-        if event.get("basis") == "clock" and self.player.delay_ns:
+        if event.get("basis") == "clock" and self.player.delay_ns and self._most_error_ns is None:
             # The server takes a platform that has not reported a mark yet to play at once.
             self._tally.counts["places before the first mark"] += 1
             return
         latest_ns = self.player.heard_ns(turn.id, now_ns)
-        earliest_ns = max(0, latest_ns - 5 * self._ptime_ns)
+        earliest_ns = latest_ns if self._most_error_ns is not None else max(0, latest_ns - 5 * self._ptime_ns)
         if asked_ns is not None:
             earliest_ns = asked_ns
         elif turn.interruptions:
@@ -498,7 +545,7 @@ class NativeOracle:
         self._places.append(
             HeardPlace(
                 self._began_at(turn, now_ns), now_ns, error_ns, by_marks, least <= len(text) <= most,
-                turn.n_moves > 0, bool(turn.words),
+                turn.n_moves > 0 and self._most_error_ns is None, bool(turn.words),
             )
         )  # fmt: skip
         # A word is longer than the tolerance, so one that is wrong by a whole word is found in any case.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.marks import MarkState, TurnMark
 from telephony_tts.session.turn import Turn
-from telephony_tts.wire.messages import MarkReached, MediaBegun
+from telephony_tts.wire.messages import MarkReached, MediaBegun, MediaMark
 
 _S = 1_000_000_000
+_FIRST_MARK = "0.0"
+"""The wire name of the mark before all speech. The turns are numbered from 1."""
 
 
 class Playhead:
@@ -18,34 +22,59 @@ class Playhead:
         self._turns = turns
         self._out = out
         self._peer_has_reported = False
+        self.n_held: Callable[[], int] = lambda: 0
+        """How many samples of the newest speech its leg still holds, because a message is not full."""
 
     def position(self, turn: Turn, now_ns: int) -> tuple[int, str]:
-        """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock").
+        """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock")."""
+        place, basis = self._place(turn, now_ns)
+        return max(turn.heard_samples, place), basis
+
+    def n_played_frames(self, turn: Turn, now_ns: int) -> int:
+        """How many frames of the turn the peer has played. It does not have to play these again."""
+        if turn.settings.whole_sentences:
+            return self.position(turn, now_ns)[0] // turn.frame_samples
+        place, basis = self._place(turn, now_ns)
+        if basis == "marks" and (awaited := turn.marks.first(MarkState.SENT)) is not None:
+            place = min(place, awaited.sample - 1)  # the last frame before a mark that is awaited is not played
+        return max(0, place) // turn.frame_samples
+
+    def _place(self, turn: Turn, now_ns: int) -> tuple[int, str]:
+        """Where the peer is in the turn. While it plays something again, that is behind what the caller has heard.
 
         A peer that reports marks is believed. It is at or behind its first mark that has not come back. After the
         last mark that came back, the clock tells how far it is. A peer that never reported a mark is taken to play on
         our schedule.
         """
-        clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
+        n_sent = turn.n_sent_samples
+        if n_sent and not any(each.seq > turn.seq and each.playout.n_sent for each in self._turns):
+            n_sent = max(0, n_sent - self.n_held())
+        clock = min(n_sent, turn.playout.played_ns(now_ns) * self.rate_hz // _S)
         plays_files = turn.settings.whole_sentences
         if not self._peer_has_reported and not plays_files:
-            return max(turn.heard_samples, clock), "clock"
-        limit = turn.n_sent_samples
+            return clock, "clock"
+        limit = n_sent
         if (awaited := turn.marks.first(MarkState.SENT)) is not None:
             limit = min(limit, awaited.sample)
         if turn.anchor is None:
-            return max(turn.heard_samples, 0 if plays_files else min(clock, limit)), "marks"
+            return 0 if plays_files else min(clock, limit), "marks"
         sample, at_ns = turn.anchor
-        played = max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S))
-        return max(turn.heard_samples, played), "marks"
+        return max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S)), "marks"
 
     # ------------------------------------------------------- what the peer reports
+
+    def ask_for_report(self) -> None:
+        """Send a mark before all speech. If it comes back, the peer reports marks, and then the place in its first
+        speech is known too: nothing counts as heard before the mark of the first frame has come back."""
+        self._out.append(MediaMark(_FIRST_MARK))
 
     def mark_came_back(self, wire_name: str, now_ns: int) -> tuple[Turn, int] | None:
         """The peer has played up to a mark: (its turn, by how many nanoseconds that is later than on our schedule).
 
         None if the mark is not awaited. Twilio sends the marks back on a clear too, when their turn is over.
         """
+        if wire_name == _FIRST_MARK:
+            self._peer_has_reported = True
         found = self._find(wire_name)
         if found is None:
             return None

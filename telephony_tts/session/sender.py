@@ -325,14 +325,16 @@ class Sender:
             return False
         return sum(len(turn.marks.in_state(MarkState.SENT)) for turn in self._turns) >= self.most_marks - _OUR_MARKS
 
-    def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
+    def emptied(self, heard_samples: dict[Turn, int], n_played: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer was emptied, so turns that stay may have lost frames. The first such turn goes on from now.
         The turns after it had begun ahead of time, and begin again when it has ended. `heard_samples` has the turns
-        that stay, in order."""
-        lost = [turn for turn, heard in heard_samples.items() if turn.take_back_unplayed(now_ns, heard)]
+        that stay, in order, and `n_played` how many of their frames the peer has played."""
+        lost = [turn for turn in heard_samples if turn.take_back_unplayed(n_played[turn])]
         if lost:
             lost[0].playout.start(now_ns)
             lost[0].ready_since_ns = now_ns
+            if lost[0].playout.n_sent:
+                self._resumed(lost[0])
         self._begin_anew(heard_samples, now_ns)
 
     def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:

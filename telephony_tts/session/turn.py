@@ -578,15 +578,8 @@ class Turn:
         """A frame that fades out what would be sent next. None if nothing is ready. It takes no audio."""
         return self.encoder.fade_frame(self.again[0] if self.again else None)
 
-    def take_back_unplayed(self, now_ns: int, heard_samples: int) -> bool:
-        """The peer dropped the frames that it had not played, so they are sent again. False if it dropped none.
-
-        A peer that plays sentences has its own schedule: for it `heard_samples` says how much it has played.
-        """
-        if self.settings.whole_sentences:
-            n_played = heard_samples // self.frame_samples
-        else:
-            n_played = self.playout.played_ns(now_ns) // self.playout.ptime_ns
+    def take_back_unplayed(self, n_played: int) -> bool:
+        """The peer dropped the frames that it had not played, so they are sent again. False if it dropped none."""
         if n_played >= self.playout.n_sent:
             return False
         self.take_back(n_played)
