@@ -23,7 +23,7 @@ from websockets.http11 import Request
 
 from telephony_tts import logs
 from telephony_tts.session.session import Session
-from telephony_tts.transport import asterisk_leg, carrier_legs, freeswitch_leg, media_leg
+from telephony_tts.transport import asterisk_leg, carrier_legs, freeswitch_leg, jambonz_leg, media_leg
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
@@ -83,8 +83,9 @@ class Lateness:
 @dataclass(frozen=True)
 class Dialect:
     """How a leg is made and begun, and what its messages mean. `read` gives (kind, value): "audio" and bytes, "mark"
-    and its name, "clear", or something else, which `answer` may answer. `keeps_cleared`: at a clear the marks that
-    were not reached are dropped, and not reported."""
+    and its name, "clear", or something else. `report` makes the message that reports a mark. With `drops_marks` the
+    marks that were not reached are dropped at a clear; otherwise they are reported then. `most_late_ms` is how late the
+    platform plays at most."""
 
     leg: Callable[[Any], MediaLeg]
     start: tuple[dict[str, Any], ...]
@@ -203,7 +204,7 @@ DIALECTS: dict[str, Dialect] = {
     ),
     "bridge": Dialect(
         NativeLeg, _bridge_start(), _native, lambda name: {"type": "mark", "name": name}, codec="pcm",
-        most_late_ms=60, most_error_ms=100, heard_late_ms=80,
+        most_late_ms=60, most_error_ms=100, heard_late_ms=40,
     ),
     "asterisk": Dialect(
         lambda connection: AsteriskLeg(connection, 1000),
@@ -438,6 +439,6 @@ class Platform:
 def virtual_legs() -> ExitStack:
     """The legs read the virtual clock until the stack is closed."""
     stack = ExitStack()
-    for module in (media_leg, carrier_legs, asterisk_leg, freeswitch_leg):
+    for module in (media_leg, carrier_legs, asterisk_leg, freeswitch_leg, jambonz_leg):
         stack.enter_context(mock.patch.object(module, "monotonic_ns", clock))
     return stack

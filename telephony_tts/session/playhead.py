@@ -135,6 +135,8 @@ class Playhead:
         for mark in waiting:
             if awaited is not None and awaited.sample <= mark.sample:
                 return
+            if mark.is_ours:
+                continue  # its audio may be sent again after a pause, and the peer has to report it then
             if mark.sample > position:
                 if turn.playout.t0_ns is not None:
                     ahead_ns = -(-(mark.sample - position) * _S // self.rate_hz)
