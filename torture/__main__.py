@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   python -m torture --history short.json          a history that a failed round was shortened to
   python -m torture --minutes 1 --defect late_frame     a server with a deliberate defect: it must be found
   python -m torture soak --calls 10000            the core of the server on a virtual clock: hours in minutes
+  python -m torture heard --calls 5000            what counts as heard, with telephone platforms that play late
 """
 
 
@@ -30,7 +31,7 @@ def main() -> int:
         prog="python -m torture", description=__doc__, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    flags.add_argument("what", nargs="?", choices=("calls", "soak"), default="calls", help="default: calls")
+    flags.add_argument("what", nargs="?", choices=("calls", "soak", "heard"), default="calls", help="default: calls")
     flags.add_argument("--minutes", type=float, default=1.0, help="how long rounds are begun (default 1)")
     flags.add_argument("--seed", type=int, default=1, help="of all rounds (default 1)")
     flags.add_argument("--only", type=int, metavar="NUMBER", help="run this round alone")
@@ -43,9 +44,9 @@ def main() -> int:
     )
     flags.add_argument("--log", type=Path, metavar="OUT", help="write what was sent and received in failed calls")
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
-    flags.add_argument("--calls", type=int, default=1000, help="soak: so many calls (default 1000)")
+    flags.add_argument("--calls", type=int, default=1000, help="soak and heard: so many calls (default 1000)")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
-    flags.add_argument("--processes", type=int, default=1, help="soak: calls are divided among so many processes")
+    flags.add_argument("--processes", type=int, default=1, help="soak and heard: calls are divided among so many processes")
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"
     )
@@ -56,6 +57,10 @@ def main() -> int:
         from torture.soak import run_soak
 
         return run_soak(chosen)
+    if chosen.what == "heard":
+        from torture.heard import run_heard
+
+        return run_heard(chosen)
     return run_calls(chosen)
 
 

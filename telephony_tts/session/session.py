@@ -360,7 +360,10 @@ class Session:
         for turn in self.turns:
             # A turn that waited for another one, or that was moved already, did not begin from an empty buffer.
             if turn.playout.t0_ns is not None and turn.playout.t0_ns == turn.first_frame_ns:
-                self._sender.move(turn, min(now_ns - turn.first_frame_ns, _LATEST_BEGIN_NS))
+                # A second report in a turn is about what came behind a gap.
+                if not turn.is_begun_at_peer:
+                    turn.is_begun_at_peer = True
+                    self._sender.move(turn, min(now_ns - turn.first_frame_ns, _LATEST_BEGIN_NS))
                 return
 
     def writable(self, flag: bool) -> None:

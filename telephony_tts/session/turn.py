@@ -135,6 +135,8 @@ class Turn:
         self.last_text_ns = now_ns
         self.first_frame_ns: int | None = None
         self.first_audio_ms: float | None = None
+        self.is_begun_at_peer = False
+        """A peer without marks has reported that it plays the turn."""
         self.underruns = 0
         self.in_gap = False
         """A frame was missing when it was due. The schedule moves when the next frame is sent."""
