@@ -66,10 +66,15 @@ resolve."""
 
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
-    "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
+    "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1, "ssml": 6, "config": 4, "play": 3, "dtmf": 2, "voice": 3,
 }  # fmt: skip
+_NATIVE_ONLY = {
+    "pause", "resume", "pause_storm", "status", "invalid", "ssml", "config", "play", "dtmf", "voice",
+}  # fmt: skip
+"""Clients of other vendors' protocols have no such messages."""
 INTERRUPTIONS = {
     "say": 12, "text": 8, "last": 6, "flush": 2, "clear": 12, "clear_turn": 6, "mark": 3, "pause": 2, "resume": 3,
+    "ssml": 3, "config": 2, "play": 1, "dtmf": 1, "voice": 2,
 }  # fmt: skip
 """Steps of calls that try what counts as heard, and how often each comes."""
 _WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
@@ -124,7 +129,7 @@ def make_call(
     chosen = choose.choices(list(weights), list(weights.values()), k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
     if door in ("deepgram", "elevenlabs", "cartesia"):
-        steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
+        steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS.get(door, _MEDIA_ENDS)), _options(door, choose))
 

@@ -7,6 +7,7 @@ checks that compare them allow for `CROSS_NS`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,11 @@ CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 1000 * MS
 _PAUSE_NS = 200 * MS
-_ATTACHED = ".,!?"
+_ATTACHED = ".,!? "
+_TAG = re.compile("<[^>]*>")
+_MARK = re.compile('<mark name="([^"]*)"/>')
+_SLOWEST = 0.5
+_WARNINGS = ("turn_ended", "empty_text", "dtmf_cleared", "dtmf_not_supported", "unknown_voice", "barge_in_unavailable")
 _LOG_LINES = 2000
 
 
@@ -91,6 +96,8 @@ class MarkTrack:
     offset: int
     set_ns: int
     fate: str = ""
+    is_in_text: bool = False
+    """It stands in the markup of its turn, so a server that refuses the turn has not set it."""
 
 
 class NativeOracle:
@@ -130,6 +137,14 @@ class NativeOracle:
         self._most_error_ns = most_error_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
+        self._n_mentioned = 0
+        self._tones: deque[tuple[int, int]] = deque()
+        """(which turn it would be, how many interruptions there were) of each request for tones. The server names the
+        turns of tones, and says so when they start or end."""
+        self._n_interruptions = 0
+        self._is_armed = False
+        """The caller's voice interrupts or pauses the speech."""
+        self._was_armed = False
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -168,17 +183,19 @@ class NativeOracle:
     def sent(self, message: dict[str, Any], now_ns: int, letter: str = "") -> None:
         """The bot sends this. A new turn says its `letter`."""
         self._note(now_ns, ">", message)
+        self._tally.counts[f"sent {message['type']}"] += 1
         turn = self.turns.get(message.get("turn", ""))
         match message["type"]:
             case "say" | "text":
                 if turn is None:
-                    turn = TurnTrack(message["turn"], letter, len(self.turns), now_ns)
-                    self.turns[turn.id] = self._owners[letter] = turn
-                    self._tally.counts["turns"] += 1
+                    turn = self._owners[letter] = self._mentioned(message["turn"], letter, now_ns)
                 if turn.is_live and not turn.is_closed:
                     turn.source += message["text"]
                     turn.lengths.add(len(turn.source))
                     turn.is_closed = message["type"] == "say" or message.get("last", False)
+                    self._tally.counts["texts with markup"] += turn.source.startswith("<speak")
+                    for found in _MARK.finditer(turn.source):
+                        self._marks.setdefault(found[1], MarkTrack(turn.id, found.start(), now_ns, is_in_text=True))
             case "clear":
                 self._interrupt([turn] if turn is not None else list(self.turns.values()), now_ns)
                 self._n_refusals["no_active_turn"] += 1
@@ -201,20 +218,52 @@ class NativeOracle:
                 self._n_refusals["no_active_turn"] += 1
                 if turn is not None and message["type"] == "end":
                     turn.is_closed = True
+            case "play":
+                if not message.get("stop") and turn is None:
+                    turn = self._mentioned(message["turn"], "", now_ns)
+                    turn.lengths.add(0)
+                    turn.is_closed = True
+            case "dtmf":
+                self._tones.append((self._n_mentioned, self._n_interruptions))
+                self._n_mentioned += 1
+            case "config":
+                self._is_armed = message.get("barge_in", "on" if self._is_armed else "off") == "on"
+                self._was_armed |= self._is_armed
             case "ping":
                 self._pings.append(message["id"])
             case "status":
                 self._n_status += 1
 
+    def _mentioned(self, turn_id: str, letter: str, now_ns: int, number: int | None = None) -> TurnTrack:
+        """A turn that the bot mentions first, or one that the server named."""
+        turn = TurnTrack(turn_id, letter, self._n_mentioned if number is None else number, now_ns)
+        self._n_mentioned += number is None
+        self.turns[turn_id] = turn
+        self._tally.counts["turns"] += 1
+        return turn
+
+    def _turn_of_tones(self, turn_id: str, now_ns: int) -> TurnTrack | None:
+        """The turn that the server made for tones. None if no tones were asked for."""
+        if not self._tones:
+            return None
+        number, n_interruptions = self._tones.popleft()
+        turn = self._mentioned(turn_id, "", now_ns, number)
+        turn.lengths.add(0)
+        turn.is_closed = True
+        if self._n_interruptions > n_interruptions:
+            turn.interruptions.append(Interruption(0, 0))
+        return turn
+
     def owed_s(self) -> float:
         """How long the text of the turns that live takes to be spoken."""
-        return sum(len(turn.source) for turn in self.turns.values() if turn.is_live) * MS_PER_LETTER / 1000
+        return sum(len(turn.source) for turn in self.turns.values() if turn.is_live) * MS_PER_LETTER / 1000 / _SLOWEST
 
     def sent_invalid(self) -> None:
         """The bot sends something that no server can read, or that has no effect."""
         self._n_invalid += 1
 
     def _interrupt(self, turns: list[TurnTrack], now_ns: int) -> None:
+        self._n_interruptions += 1
         for turn in turns:
             if turn.is_live:
                 heard_ns = self.player.heard_ns(turn.id, now_ns)
@@ -236,6 +285,8 @@ class NativeOracle:
         turn = self.turns.get(event.get("turn", ""))
         match kind:
             case "started" | "sentence" | "words" | "cleared" | "done" | "paused" | "resumed":
+                if turn is None:
+                    turn = self._turn_of_tones(event["turn"], now_ns)
                 if turn is None:
                     self._wrong(v.ORDER, f"{kind} of the unknown turn {event.get('turn')!r}")
                     return
@@ -265,7 +316,11 @@ class NativeOracle:
         if turn.started_ns is not None:
             self._wrong(v.ORDER, f"{turn.id} started twice")
             return
-        earlier = [t.id for t in self.turns.values() if t.number < turn.number and t.is_live and t.started_ns is None]
+        # A sound that ends when speech waits may end before it begins. Then it is done without a `started`.
+        earlier = [
+            t.id for t in self.turns.values()
+            if t.number < turn.number and t.is_live and t.started_ns is None and t.letter
+        ]  # fmt: skip
         if earlier:
             self._wrong(v.ORDER, f"{turn.id} started before {', '.join(earlier)}, mentioned first")
         turn.started_ns = now_ns
@@ -294,12 +349,15 @@ class NativeOracle:
         self._check_heard(turn, event, now_ns)
         asked = turn.interruptions[0] if turn.interruptions else None
         total = event["heard_text"] + event["unheard_text"]
+        if event["reason"] == "barge_in" and not self._was_armed:
+            self._wrong(v.ONE_END, f"{turn.id} was interrupted by the caller, who cannot do that")
         if event["reason"] == "clear" and asked is None:
             self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
         elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
             self._wrong(v.HEARD, f"{turn.id} had {asked.n_chars} characters at its clear, reported {len(total)}")
         if event["heard_chars"] != len(event["heard_text"]):
             self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
+        self._tally.counts[f"cleared by {event['reason']}"] += 1
         self._over(turn, "cleared", now_ns)
 
     def _done(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
@@ -323,6 +381,7 @@ class NativeOracle:
         self._over(turn, "done", now_ns)
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._tally.counts[f"paused by {event['reason']}"] += 1
         self._check_heard(turn, event, now_ns, asked_ns=self._pause_asked.get(turn.id))
         for each in self._live_begun():
             asked_ns = self._pause_asked.get(each.id, 0)
@@ -388,7 +447,7 @@ class NativeOracle:
             self._checked(v.ANSWERS)
             if self._n_refusals[code] < 0:
                 self._wrong(v.ANSWERS, f"more warnings {code} than requests")
-        elif code not in ("turn_ended", "empty_text"):
+        elif code not in _WARNINGS:
             self._wrong(v.ANSWERS, f"warning {code}: {event['message']}")
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
@@ -485,7 +544,8 @@ class NativeOracle:
             return
         ahead_ns = self.player.end_ns - self.player.delay_ns - now_ns
         # §6.6: at an interruption one more frame may fade out.
-        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn)
+        # The loop's timers round to half a millisecond.
+        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn) + MS
         what = f"{ahead_ns / MS:.0f} ms of {turn.id} are ahead, {allowed_ns / MS:.0f} allowed"
         self._suspect(v.CLOCK, what, ahead_ns - allowed_ns, turn, now_ns)
 
@@ -605,7 +665,8 @@ class NativeOracle:
             if turn.is_live and turn.begun_ns <= read_ns:
                 self._wrong(v.ONE_END, f"{turn.id} has not ended")
         for name, mark in self._marks.items():
-            if not mark.fate and mark.set_ns <= read_ns:
+            is_refused = mark.is_in_text and self.turns[mark.turn].end == "error"
+            if not mark.fate and mark.set_ns <= read_ns and not is_refused:
                 self._wrong(v.ONE_FATE, f"mark {name!r} of {mark.turn} has no fate")
         if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
@@ -641,8 +702,8 @@ class NativeOracle:
 
 
 def _solid(text: str) -> str:
-    """A text without its white space."""
-    return "".join(text.split())
+    """A text without its white space and its tags."""
+    return "".join(_TAG.sub("", text).split())
 
 
 def _heard_chars(turn: TurnTrack, earliest_ms: float, latest_ms: float) -> tuple[int, int]:
@@ -653,6 +714,7 @@ def _heard_chars(turn: TurnTrack, earliest_ms: float, latest_ms: float) -> tuple
     most = n_text
     if turn.words and turn.words[-1][3] > latest_ms:
         most = max((to for _, to, _, end_ms in turn.words if end_ms <= latest_ms), default=0)
-    while most < n_text and turn.source[most] in _ATTACHED:
-        most += 1
+    while most < n_text and (turn.source[most] in _ATTACHED or _TAG.match(turn.source, most)):
+        tag = _TAG.match(turn.source, most)
+        most = most + 1 if tag is None else tag.end()
     return min(least, n_text), most

@@ -9,15 +9,21 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 from virtual_loop import clock, run
 
+from telephony_tts.audio.g711 import encode_ulaw
+from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.session.session import Session
@@ -25,6 +31,7 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.stream_leg import ready
+from telephony_tts.wire.messages import MediaAudio
 from telephony_tts.wire.native import NativeCodec
 from torture.histories import INTERRUPTIONS, CallHistory, Step, make_call
 from torture.letters import FrameReader
@@ -36,6 +43,31 @@ from torture.violations import Stops, Tally
 MS = 1_000_000
 _STEPS_PER_MINUTE, _INTERRUPTED_PER_MINUTE, _WAITING_SHARE = 36, 50, 0.8
 _LEADS_MS = (0, 60, 200, 1000)
+_PTIMES_MS = (10, 20, 40, 60)
+
+
+_VOICE = np.random.default_rng(1).normal(0, 8000, 160).clip(-32000, 32000).astype(np.int16)
+_VOICE_DBOV = -30.0
+
+
+class LoudVoice:
+    """Stands for the network that detects the caller's voice: what is loud is a voice."""
+
+    def __call__(self, window: npt.NDArray[np.float32], state: Any) -> tuple[float, Any]:
+        level = float(np.sqrt(np.mean(np.square(window)))) + 1e-9
+        return (1.0 if 20 * math.log10(level) > _VOICE_DBOV else 0.0), state
+
+
+class TestSound:
+    """A sound of `play`: noise, which no letter sounds like."""
+
+    async def load(self, rate_hz: int) -> Sound:
+        return _noise(rate_hz)
+
+
+@lru_cache
+def _noise(rate_hz: int) -> Sound:
+    return new_sound(np.random.default_rng(2).normal(0, 4000, 5600).astype(np.float32), 8000).at(rate_hz)
 
 
 class VirtualLink:
@@ -47,6 +79,8 @@ class VirtualLink:
         self._codec = codec
         self._stops = stops
         self.close_code: int | None = None
+        self.hears: bytes | None = None
+        """20 ms of the caller's voice, if there is a caller."""
 
     # the bot's side
     def send(self, message: dict[str, Any]) -> None:
@@ -62,6 +96,14 @@ class VirtualLink:
         await asyncio.sleep(ms / 1000)
         self._call.writable(True)
         self._stops.add(begin_ns, clock())
+
+    async def caller_speaks(self, ms: int) -> None:
+        """The caller is heard by the server, if the call has a telephone."""
+        if self.hears is None:
+            return
+        for _ in range(0, ms, 20):
+            self._call.receive(MediaAudio(self.hears))
+            await asyncio.sleep(0.02)
 
     # the server's side
     def send_now(self, payload: bytes, is_text: bool) -> None:
@@ -89,14 +131,18 @@ async def _run_native_call(
     history: CallHistory, number: int, tally: Tally, catalog: Catalog, reader: FrameReader
 ) -> None:
     choose = random.Random(f"{history.seed} virtual")
-    lead_ms = choose.choice(_LEADS_MS)
+    lead_ms, ptime_ms = choose.choice(_LEADS_MS), choose.choice(_PTIMES_MS)
     settings = SessionSettings(
-        call=f"c{number}", lead_ms=lead_ms, words=True, detect_language=False,
-        first_clause_chars=choose.choice([0, 24]),
+        call=f"c{number}", lead_ms=lead_ms, ptime_ms=ptime_ms, words=True, detect_language=False,
+        first_clause_chars=choose.choice([0, 24]), text_mode=choose.choice(["sentence", "sentence", "interleaved"]),
     )  # fmt: skip
-    call = Call(Session(settings, clock()), catalog, "stream")
+    session = Session(settings, clock(), find_sound=lambda _name: TestSound(), knows_voice=catalog.knows_voice)
+    call = Call(session, catalog, "stream")
     stops = Stops()
-    oracle = NativeOracle(tally, stops, call=number, lead_ns=lead_ms * MS, reader=reader, is_exact=True)
+    oracle = NativeOracle(
+        tally, stops, call=number, lead_ns=lead_ms * MS, reader=reader, is_exact=True, ptime_ms=ptime_ms,
+        frame_bytes=8 * ptime_ms,
+    )  # fmt: skip
     codec = NativeCodec("binary", settings.call)
     link = VirtualLink(call, oracle, codec, stops)
     running = asyncio.create_task(call.run())
@@ -122,7 +168,11 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     dialect = DIALECTS[history.door]
     is_pcm = dialect.codec == "pcm"
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
-    call = Call(Session(settings, clock(), media=False), catalog, "native")
+    session = Session(
+        settings, clock(), media=False, find_sound=lambda _name: TestSound(), knows_voice=catalog.knows_voice,
+        voice_model=LoudVoice,
+    )  # fmt: skip
+    call = Call(session, catalog, "native")
     oracle = NativeOracle(
         tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True, most_error_ns=dialect.most_error_ms * MS,
         frame_bytes=320 if is_pcm else 160, reader=FrameReader(dialect.codec),
@@ -133,6 +183,7 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     await call.started.wait()
     platform = Platform(history.door, call, oracle, Lateness(late, history.seed, dialect.most_late_ms))
     platform.join()
+    link.hears = _VOICE.tobytes() if is_pcm else encode_ulaw(_VOICE)
     call.join_bot(link, codec.encode, ready(call))
     await Script(history, link, oracle, clock).perform(lambda: call.over)
     if not call.over:
@@ -195,7 +246,7 @@ def run_late_calls(seeds: range, door: str, late: str) -> Tally:
 
 def _run(histories: Iterable[tuple[int, CallHistory]], at_once: int, late: str = "fixed") -> Tally:
     tally = Tally()
-    engine = FakeEngine()
+    engine = FakeEngine(voice_names=("tone", "bell"))
     catalog = Catalog([engine])
     reader = FrameReader()
 

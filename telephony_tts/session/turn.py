@@ -268,6 +268,10 @@ class Turn:
         found = [part.insert for part in self.parts] + [insert for _, insert in self._barriers]
         return [insert for insert in found if insert is not None]
 
+    def sentence_index(self, part: Part) -> int:
+        """The number of a sentence among the sentences of the turn, from 0: inserts have no number."""
+        return sum(each.insert is None for each in self.parts[: part.index])
+
     @property
     def cut_all(self) -> bool:
         """The segmenter has all the text that was received. Some of it may still be pending there."""
