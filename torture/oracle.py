@@ -104,7 +104,8 @@ class NativeOracle:
     """One call. `lead_ns` None: frames come without a pace. `may_fail`: an engine may fail, so turns may end with an
     error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
     the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
-    frame, and heard text may be wrong by this."""
+    frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
+    another one."""
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class NativeOracle:
         is_exact: bool = False,
         is_lossy: bool = False,
         most_error_ns: int | None = None,
+        most_lost_ns: int = 0,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -135,6 +137,7 @@ class NativeOracle:
         self._is_exact = is_exact
         self.is_lossy = is_lossy
         self._most_error_ns = most_error_ns
+        self._most_lost_ns = most_lost_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
         self._n_mentioned = 0
@@ -522,7 +525,8 @@ class NativeOracle:
             self._wrong(v.SILENCE, f"audio of {turn.id} {when}")
         self._checked(v.LOST)
         # A frame that a mark tells the end of may count as played while it is played. A pause then begins behind it.
-        if place_ns > turn.next_ns + self._ptime_ns * turn.was_paused:
+        lost_ns = max(self._most_lost_ns, self._ptime_ns * turn.was_paused)
+        if place_ns > turn.next_ns + lost_ns:
             what = f"{turn.id} goes on at {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
             self._wrong(v.LOST, what)
         elif place_ns <= turn.next_ns - self._tolerance_ns(turn) - self._ptime_ns and not turn.was_paused:

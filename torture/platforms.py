@@ -98,6 +98,8 @@ class Dialect:
     most_error_ms: int = 20
     """How far what counts as heard may be from what was heard: a frame, or a message of a leg that sends longer ones,
     or what the clock does not know."""
+    most_lost_ms: int = 0
+    """How much of a turn may be lost when another turn is cleared: what is wrong about the place in it."""
     heard_late_ms: int = 0
     """The caller hears so much later what the platform reports as played: a bridge reports what it has passed on."""
 
@@ -204,7 +206,7 @@ DIALECTS: dict[str, Dialect] = {
     ),
     "bridge": Dialect(
         NativeLeg, _bridge_start(), _native, lambda name: {"type": "mark", "name": name}, codec="pcm",
-        most_late_ms=60, most_error_ms=100, heard_late_ms=40,
+        most_late_ms=60, most_error_ms=100, most_lost_ms=100, heard_late_ms=40,
     ),
     "asterisk": Dialect(
         lambda connection: AsteriskLeg(connection, 1000),
@@ -214,14 +216,14 @@ DIALECTS: dict[str, Dialect] = {
     "jambonz": Dialect(
         lambda connection: JambonzLeg(connection, None, None), ({"callSid": "c1", "sampleRate": 8000},), _jambonz,
         lambda name: {"type": "mark", "data": {"name": name, "event": "playout"}}, codec="pcm", most_late_ms=80,
-        most_error_ms=100,
+        most_error_ms=100, most_lost_ms=100,
     ),
     "freeswitch": Dialect(
-        FreeSwitchLeg, ({"call": "c1"},), _freeswitch, None, codec="pcm",
+        FreeSwitchLeg, ({"call": "c1"},), _freeswitch, None, codec="pcm", most_lost_ms=20,
     ),
     "genesys": Dialect(
         lambda connection: GenesysLeg(connection, None), (_GENESYS_OPEN,), _genesys, None, most_late_ms=0,
-        most_error_ms=100,
+        most_error_ms=100, most_lost_ms=100,
     ),
 }  # fmt: skip
 

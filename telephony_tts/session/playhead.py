@@ -57,7 +57,9 @@ class Playhead:
         if (awaited := turn.marks.first(MarkState.SENT)) is not None:
             limit = min(limit, awaited.sample)
         if turn.anchor is None:
-            return 0 if plays_files else min(clock, limit), "marks"
+            # It has not reported the frame that it began with, so it may wait before that frame.
+            begin = limit if awaited is None else max(0, limit - turn.frame_samples)
+            return 0 if plays_files else min(clock, begin), "marks"
         sample, at_ns = turn.anchor
         return max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S)), "marks"
 
