@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   python -m torture --history short.json          a history that a failed round was shortened to
   python -m torture --minutes 1 --defect late_frame     a server with a deliberate defect: it must be found
   python -m torture soak --calls 10000            the core of the server on a virtual clock: hours in minutes
+  python -m torture soak --real --minutes 5       the memory of a real server
   python -m torture heard --calls 5000            what counts as heard, with telephone platforms that play late
 """
 
@@ -45,8 +46,9 @@ def main() -> int:
     flags.add_argument("--log", type=Path, metavar="OUT", help="write what was sent and received in failed calls")
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
     flags.add_argument("--calls", type=int, default=1000, help="soak and heard: so many calls (default 1000)")
+    flags.add_argument("--real", action="store_true", help="soak: call a real server for --minutes instead")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
-    flags.add_argument("--processes", type=int, default=1, help="soak and heard: calls are divided among so many processes")
+    flags.add_argument("--processes", type=int, default=1, help="soak and heard: divide the calls among so many processes")
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"
     )
@@ -54,9 +56,9 @@ def main() -> int:
     chosen = flags.parse_args()
     places.use()
     if chosen.what == "soak":
-        from torture.soak import run_soak
+        from torture.soak import run_server_soak, run_soak
 
-        return run_soak(chosen)
+        return run_server_soak(chosen) if chosen.real else run_soak(chosen)
     if chosen.what == "heard":
         from torture.heard import run_heard
 

@@ -142,16 +142,6 @@ def _no_mark_before_speech() -> None:
     Playhead.ask_for_report = lambda self: None  # type: ignore[method-assign]
 
 
-def _held_counts_as_heard() -> None:
-    """What waits in the leg for a full message counts as heard."""
-    healthy = Session.attach_media
-
-    def attach_media(self: Session, now_ns: int, **how: Any) -> None:
-        healthy(self, now_ns, **{**how, "n_held": None})
-
-    Session.attach_media = attach_media  # type: ignore[method-assign]
-
-
 def _done_when_sent(self: Session, effects: list[Effect]) -> list[Effect]:
     """`done` comes when the last frame is sent."""
     for turn in self.turns:
@@ -238,7 +228,6 @@ DEFECTS: dict[str, Defect] = {
     "lost_by_our_schedule": Defect(v.LOST, _lost_by_our_schedule, platform="twilio"),
     "heard_by_our_schedule": Defect(v.HEARD, _heard_by_our_schedule, platform="asterisk"),
     "no_mark_before_speech": Defect(v.HEARD, _no_mark_before_speech, platform="plivo"),
-    "held_counts_as_heard": Defect(v.HEARD, _held_counts_as_heard, platform="exotel"),
     "done_when_sent": Defect(v.DONE, _poll(_done_when_sent)),
     "started_late": Defect(v.ORDER, _poll(lambda _, effects: _started_late(effects))),
     "no_pong": Defect(v.ANSWERS, _each(_no_pong)),

@@ -66,7 +66,8 @@ resolve."""
 
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
-    "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1, "ssml": 6, "config": 4, "play": 3, "dtmf": 2, "voice": 3,
+    "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
+    "ssml": 6, "config": 4, "play": 3, "dtmf": 2, "voice": 3,
 }  # fmt: skip
 _NATIVE_ONLY = {
     "pause", "resume", "pause_storm", "status", "invalid", "ssml", "config", "play", "dtmf", "voice",
@@ -131,7 +132,8 @@ def make_call(
     if door in ("deepgram", "elevenlabs", "cartesia"):
         steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
-    return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS.get(door, _MEDIA_ENDS)), _options(door, choose))
+    end = choose.choice(_ENDS.get(door, _MEDIA_ENDS))
+    return CallHistory(door, seed, start_ms, tuple(steps), end, _options(door, choose))
 
 
 def _options(door: str, choose: random.Random) -> dict[str, Any]:

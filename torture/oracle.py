@@ -26,6 +26,8 @@ _ATTACHED = ".,!? "
 _TAG = re.compile("<[^>]*>")
 _MARK = re.compile('<mark name="([^"]*)"/>')
 _SLOWEST = 0.5
+_SOUND_S = 6.0
+"""The longest sound that is played."""
 _WARNINGS = ("turn_ended", "empty_text", "dtmf_cleared", "dtmf_not_supported", "unknown_voice", "barge_in_unavailable")
 _LOG_LINES = 2000
 
@@ -63,6 +65,7 @@ class TurnTrack:
     source: str = ""
     lengths: set[int] = field(default_factory=set)
     """The lengths that the text has had."""
+    n_sounds: int = 0
     is_closed: bool = False
     interruptions: list[Interruption] = field(default_factory=list)
     started_ns: int | None = None
@@ -222,10 +225,12 @@ class NativeOracle:
                 if turn is not None and message["type"] == "end":
                     turn.is_closed = True
             case "play":
-                if not message.get("stop") and turn is None:
-                    turn = self._mentioned(message["turn"], "", now_ns)
-                    turn.lengths.add(0)
-                    turn.is_closed = True
+                if not message.get("stop"):
+                    if turn is None:
+                        turn = self._mentioned(message["turn"], "", now_ns)
+                        turn.lengths.add(0)
+                        turn.is_closed = True
+                    turn.n_sounds += 1
             case "dtmf":
                 self._tones.append((self._n_mentioned, self._n_interruptions))
                 self._n_mentioned += 1
@@ -259,7 +264,9 @@ class NativeOracle:
 
     def owed_s(self) -> float:
         """How long the text of the turns that live takes to be spoken."""
-        return sum(len(turn.source) for turn in self.turns.values() if turn.is_live) * MS_PER_LETTER / 1000 / _SLOWEST
+        live = [turn for turn in self.turns.values() if turn.is_live]
+        speech_s = sum(len(turn.source) for turn in live) * MS_PER_LETTER / 1000 / _SLOWEST
+        return speech_s + sum(turn.n_sounds for turn in live) * _SOUND_S
 
     def sent_invalid(self) -> None:
         """The bot sends something that no server can read, or that has no effect."""

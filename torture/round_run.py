@@ -13,7 +13,7 @@ from torture import nemesis
 from torture import violations as v
 from torture.bad_network import bad_network
 from torture.doors import run_call
-from torture.histories import CallHistory, Round, make_call
+from torture.histories import CallHistory, Round, Step, make_call
 from torture.subject import Holdings, Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally, Violation
@@ -28,6 +28,11 @@ _FOREIGN_FILES = (".ses",)
 """A file of onnxruntime, one for all its processes."""
 _QUIET_S = 8.0
 _WARM_DOORS = ("native", "twilio", "deepgram", "elevenlabs", "cartesia")
+_WARM_CALL = CallHistory(
+    "native", 1, 0, (*[Step(0, "config")] * 30, *[Step(0, "play")] * 3), "close_now",
+    {"codec": "ulaw", "rate": 8000, "ptime_ms": 20, "audio": "binary", "lead_ms": 200},
+)  # fmt: skip
+"""Sounds and the model that detects voices are loaded by threads that stay."""
 _THREADS_SPARE = 2
 """Pools start threads when there is more to do at once."""
 
@@ -106,7 +111,7 @@ async def warm_up(subject: Subject) -> Holdings:
     around = Surroundings(subject.port, Tally(), Stops())
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in _WARM_DOORS)
-        await asyncio.gather(*(run_call(call, n, around) for call in calls))
+        await asyncio.gather(*(run_call(call, n, around) for call in (*calls, _WARM_CALL)))
     await quiet(subject)
     return subject.holdings()
 

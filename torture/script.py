@@ -12,8 +12,7 @@ from torture.histories import CallHistory, Step
 from torture.letters import markup, sentence
 from torture.oracle import NativeOracle
 
-
-SOUND = "hold"
+SOUND = "ringback"
 """A sound that each server under test has."""
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"speed": 1.0}, {"speed": 1.5}, {"speed": 0.8}, {"voice": "tone"}, {"lang": "en"}, {"lang": "zh"}, {"seed": 7},

@@ -174,8 +174,8 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     )  # fmt: skip
     call = Call(session, catalog, "native")
     oracle = NativeOracle(
-        tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True, most_error_ns=dialect.most_error_ms * MS,
-        most_lost_ns=dialect.most_lost_ms * MS,
+        tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True,
+        most_error_ns=dialect.most_error_ms * MS, most_lost_ns=dialect.most_lost_ms * MS,
         frame_bytes=320 if is_pcm else 160, reader=FrameReader(dialect.codec),
     )  # fmt: skip
     codec = NativeCodec("none", settings.call)

@@ -106,8 +106,8 @@ def test_what_a_leg_still_holds_is_not_heard() -> None:
 
 
 def test_a_peer_that_runs_dry_in_a_turn_has_not_begun_the_turn_anew() -> None:
-    """Pinned: Genesys reports that it plays whenever its buffer was empty. The report behind a gap moved the whole turn,
-    and 0.8 s less counted as heard."""
+    """Pinned: Genesys reports that it plays whenever its buffer was empty. The report behind a gap moved the whole
+    turn, and 0.8 s less counted as heard."""
     world = World(SessionSettings(first_clause_chars=0, lead_ms=400))
     world.send(m.Text("One two three. ", "a"))  # 700 ms
     world.send(m.Flush("a"))
