@@ -48,7 +48,7 @@ def main() -> int:
     flags.add_argument("--calls", type=int, default=1000, help="soak and heard: so many calls (default 1000)")
     flags.add_argument("--real", action="store_true", help="soak: call a real server for --minutes instead")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
-    flags.add_argument("--processes", type=int, default=1, help="soak and heard: divide the calls among so many processes")
+    flags.add_argument("--processes", type=int, default=1, help="soak and heard: so many processes (default 1)")
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"
     )

@@ -41,6 +41,8 @@ LATENESS = ("fixed", "drifting", "jumping", "stalling")
 begins later and later or sooner and sooner. jumping: by another time whenever its buffer was empty. stalling: as fixed,
 and it stops for 40 to 400 ms in the middle of speech."""
 _MOST_DRIFT = 0.005
+MOST_STALL_MS = 400
+"""How long a platform that is stalling stops, and how wrong its place may be until it has reported that."""
 _STALL_SHARE = 1 / 150
 """So many frames have a stall before them."""
 
@@ -75,7 +77,7 @@ class Lateness:
         """How long it stops before the next frame."""
         if self._kind != "stalling" or self._choose.random() >= _STALL_SHARE:
             return 0
-        stall_ms = min(self._choose.uniform(40, 400), self._left_ms)
+        stall_ms = min(self._choose.uniform(40, MOST_STALL_MS), self._left_ms)
         self._left_ms -= stall_ms
         return round(stall_ms * MS)
 

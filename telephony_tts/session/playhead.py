@@ -12,6 +12,8 @@ from telephony_tts.wire.messages import MarkReached, MediaBegun, MediaMark
 _S = 1_000_000_000
 _FIRST_MARK = "0.0"
 """The wire name of the mark before all speech. The turns are numbered from 1."""
+_STALL_NS = 100_000_000
+"""A report that is so much later than the one before it is about a peer that has stopped. Networks delay less."""
 
 
 class Playhead:
@@ -24,6 +26,8 @@ class Playhead:
         self._peer_has_reported = False
         self.n_held: Callable[[], int] = lambda: 0
         """How many samples of the newest speech its leg still holds, because a message is not full."""
+        self.peer_stalls = False
+        """The peer has stopped in the middle of speech before, so it has to report more often."""
 
     def position(self, turn: Turn, now_ns: int) -> tuple[int, str]:
         """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock")."""
@@ -84,7 +88,13 @@ class Playhead:
         self._peer_has_reported = True
         turn.anchor = (mark.sample, now_ns)
         self._end(turn, mark, MarkState.PLAYED)
-        return self._lateness(turn, mark.sample, now_ns)
+        late = self._lateness(turn, mark.sample, now_ns)
+        if late is not None and turn.playout.t0_ns is not None:
+            t0_ns, before_ns = turn.late
+            turn.late = (turn.playout.t0_ns, late[1])
+            # Without a gap in the speech the peer is as late as before.
+            self.peer_stalls |= t0_ns == turn.playout.t0_ns and late[1] - before_ns > _STALL_NS
+        return late
 
     def file_begun(self, message: MediaBegun, now_ns: int) -> tuple[Turn, int] | None:
         """A peer that plays files has begun one: (its turn, by how many nanoseconds that is later than on our

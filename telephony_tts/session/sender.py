@@ -17,6 +17,7 @@ from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
 FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
+_OFTEN_NS = 100_000_000
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
 
@@ -48,6 +49,8 @@ class Sender:
         """How many frames may still be sent in this poll. The session sets it anew for each poll."""
         self.peer_marks = False
         """The peer reports marks, so positions come from it and not from our clock."""
+        self.marks_often = False
+        """Marks of ours stand in the middle of speech too: the peer stops there, and only its reports tell where."""
         self.most_marks: int | None = None
         """How many marks the peer can have. The bot's marks beyond that are left to the clock."""
         self.media_end_ns = 0
@@ -208,6 +211,8 @@ class Sender:
                 for listener in self.listeners:
                     listener.playing(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
+                if self.marks_often and self.peer_marks and not playout.n_sent % (_OFTEN_NS // playout.ptime_ns):
+                    turn.marks.add_ours(turn.n_sent_samples)
                 if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
                     self.send_marks(turn)
                 continue

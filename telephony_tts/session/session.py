@@ -173,6 +173,7 @@ class Session:
                 if late_turn.settings.whole_sentences:
                     self._sender.move(late_turn, late_ns)
                 else:
+                    self._sender.marks_often = self._playhead.peer_stalls and self._sender.most_marks is None
                     for listener in self.listeners:
                         listener.peer_is_late(late_ns)
             return

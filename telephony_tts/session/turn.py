@@ -151,6 +151,8 @@ class Turn:
         self.marks = TurnMarks()
         self.anchor: tuple[int, int] | None = None
         """(sample, time) of the peer's last report of its place. None too while it has lost its place."""
+        self.late: tuple[int, int] = (0, 0)
+        """(our `t0_ns`, by how many nanoseconds the peer was late then) at the peer's last report."""
         self.heard_samples = 0
         """Heard before the peer lost its place, or before a pause. We never report less, though some audio may be heard
         again."""

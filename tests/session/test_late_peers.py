@@ -118,3 +118,24 @@ def test_a_peer_that_runs_dry_in_a_turn_has_not_begun_the_turn_anew() -> None:
     world.send(m.Clear())
     (cleared,) = world.of(m.Cleared)
     assert (cleared.heard_text, cleared.basis) == ("One two three.", "clock") and cleared.heard_ms >= 700
+
+
+def test_a_peer_that_stops_in_the_middle_of_speech_is_asked_more_often() -> None:
+    """The mark at the end of the sentence comes 300 ms later than the one before it. From then on marks of ours stand
+    every 100 ms, and nothing counts as heard beyond the first that has not come back."""
+    world = late_world(0)
+    world.send(m.Text(f"{TEXT} ", "a"))
+    world.run(1000)
+    world._peer_end_ns += 300_000_000
+    n_before = len([effect for effect in world.log if isinstance(effect, m.MediaMark)])
+    assert n_before == 2, "the mark before all speech, and the one behind the first frame"
+    world.run(2000)
+    world.send(m.Text(TEXT, "a", last=True))
+    world.run(800)
+    marks = [effect for effect in world.log if isinstance(effect, m.MediaMark)]
+    assert 8 <= len(marks) - n_before <= 14
+    world._peer_end_ns += 400_000_000  # it plays the 200 ms that it has, and stops
+    world.run(500)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert 2700 <= cleared.heard_ms <= 2830
