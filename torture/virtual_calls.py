@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -58,7 +58,7 @@ class LoudVoice:
         return (1.0 if 20 * math.log10(level) > _VOICE_DBOV else 0.0), state
 
 
-class TestSound:
+class NoiseSource:
     """A sound of `play`: noise, which no letter sounds like."""
 
     async def load(self, rate_hz: int) -> Sound:
@@ -136,7 +136,7 @@ async def _run_native_call(
         call=f"c{number}", lead_ms=lead_ms, ptime_ms=ptime_ms, words=True, detect_language=False,
         first_clause_chars=choose.choice([0, 24]), text_mode=choose.choice(["sentence", "sentence", "interleaved"]),
     )  # fmt: skip
-    session = Session(settings, clock(), find_sound=lambda _name: TestSound(), knows_voice=catalog.knows_voice)
+    session = Session(settings, clock(), find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice)
     call = Call(session, catalog, "stream")
     stops = Stops()
     oracle = NativeOracle(
@@ -170,8 +170,8 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     stall_ms = MOST_STALL_MS if late == "stalling" else 0
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
     session = Session(
-        settings, clock(), media=False, find_sound=lambda _name: TestSound(), knows_voice=catalog.knows_voice,
-        voice_model=LoudVoice,
+        settings, clock(), media=False, find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice,
+        voice_model=cast(Any, LoudVoice),
     )  # fmt: skip
     call = Call(session, catalog, "native")
     oracle = NativeOracle(
