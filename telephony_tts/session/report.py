@@ -67,7 +67,7 @@ def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
     text = sentence.text
     if turn.markup is not None:
         text = turn.source[turn.in_source(sentence.start) : turn.in_source(sentence.end)]
-    return SentenceSpoken(turn.id, part.index, text, start_ms, end_ms, speakers([part]))
+    return SentenceSpoken(turn.id, turn.sentence_index(part), text, start_ms, end_ms, speakers([part]))
 
 
 def speakers(parts: list[Part]) -> list[str] | None:
