@@ -49,7 +49,7 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _native(call, number, around)
             case "bridge":
                 await _bridge(call, number, around)
-            case "asterisk":
+            case "asterisk_phone":
                 await _asterisk(call, number, around)
             case "no_bot":
                 await _no_bot(number, around)

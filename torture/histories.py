@@ -92,7 +92,7 @@ _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
     **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
     **dict.fromkeys(HTTP_DOORS, ("fin", "fin", "rst")),
-    "asterisk": ("close", "close", "hangup", "fin"),
+    "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
     "deepgram": ("close", "close", "fin", "rst"),
@@ -107,7 +107,7 @@ _DOORS = (
 )  # fmt: skip
 _DOORS_OF = {
     "bridge": ("bridge",),
-    "asterisk": ("asterisk",),
+    "asterisk": ("asterisk_phone",),
     "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
 }
 _FAULTS = {
@@ -170,7 +170,7 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "through_proxy": choose.random() < 0.1,
             "comes_back": choose.random() < 0.1,
         }
-    if door == "asterisk":
+    if door == "asterisk_phone":
         return {"extension": choose.choice(["700", "701"])}
     if door in CARRIERS:
         return {
