@@ -24,6 +24,8 @@ EXAMPLES = """examples:
   python -m torture --shape asterisk --per-round 8      calls of a real Asterisk, which is fetched (95 MB)
   python -m torture soak --calls 10000            the core of the server on a virtual clock: hours in minutes
   python -m torture recovery --kills 5            how soon speech is back after kill -9, and which calls are lost
+  python -m torture soak --real --minutes 5       the memory of a real server
+  python -m torture heard --calls 5000            what counts as heard, with telephone platforms that play late
 """
 
 
@@ -32,7 +34,9 @@ def main() -> int:
         prog="python -m torture", description=__doc__, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    flags.add_argument("what", nargs="?", choices=("calls", "soak", "recovery"), default="calls", help="default: calls")
+    flags.add_argument(
+        "what", nargs="?", choices=("calls", "soak", "heard", "recovery"), default="calls", help="default: calls"
+    )
     flags.add_argument("--minutes", type=float, default=1.0, help="how long rounds are begun (default 1)")
     flags.add_argument("--seed", type=int, default=1, help="of all rounds (default 1)")
     flags.add_argument("--only", type=int, metavar="NUMBER", help="run this round alone")
@@ -47,9 +51,10 @@ def main() -> int:
     )
     flags.add_argument("--log", type=Path, metavar="OUT", help="write what was sent and received in failed calls")
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
-    flags.add_argument("--calls", type=int, default=1000, help="soak: so many calls (default 1000)")
+    flags.add_argument("--calls", type=int, default=1000, help="soak and heard: so many calls (default 1000)")
+    flags.add_argument("--real", action="store_true", help="soak: call a real server for --minutes instead")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
-    flags.add_argument("--processes", type=int, default=1, help="soak: calls are divided among so many processes")
+    flags.add_argument("--processes", type=int, default=1, help="soak and heard: so many processes (default 1)")
     flags.add_argument("--kills", type=int, default=3, help="recovery: how often each process is killed (default 3)")
     flags.add_argument(
         "--victims", default="", help="recovery: whom to kill, of engine, front, bridge and asterisk (default: all)"
@@ -61,9 +66,13 @@ def main() -> int:
     chosen = flags.parse_args()
     places.use()
     if chosen.what == "soak":
-        from torture.soak import run_soak
+        from torture.soak import run_server_soak, run_soak
 
-        return run_soak(chosen)
+        return run_server_soak(chosen) if chosen.real else run_soak(chosen)
+    if chosen.what == "heard":
+        from torture.heard import run_heard
+
+        return run_heard(chosen)
     if chosen.what == "recovery":
         from torture.recovery import run_recovery
 

@@ -17,8 +17,10 @@ from typing import Any
 from weakref import WeakSet
 
 from telephony_tts.session.effects import Effect
+from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
+from telephony_tts.session.turn import Turn
 from telephony_tts.wire import messages as m
 from torture import violations as v
 
@@ -35,6 +37,8 @@ class Defect:
     """Whether a session alone shows it, on a virtual clock."""
     is_of_bridge: bool = False
     """Whether it is planted into the bridge in place of the server."""
+    platform: str = ""
+    """The telephone platform, of `torture.platforms`, behind which it shows. "": no platform is needed."""
 
 
 def plant(name: str, *, into_bridge: bool = False) -> None:
@@ -118,6 +122,29 @@ def _heard_too_much(effect: Effect) -> list[Effect]:
 def _heard_ms_late(effect: Effect) -> list[Effect]:
     """The frames that were sent ahead count as heard."""
     return [replace(effect, heard_ms=effect.heard_ms + 200)] if isinstance(effect, m.Cleared) else [effect]
+
+
+def _lost_by_our_schedule() -> None:
+    """After a clear, the turns that stay go on where our schedule is, not where the peer was."""
+
+    def n_played_frames(self: Playhead, turn: Turn, now_ns: int) -> int:
+        return turn.playout.played_ns(now_ns) // turn.playout.ptime_ns
+
+    Playhead.n_played_frames = n_played_frames  # type: ignore[method-assign]
+
+
+def _heard_by_our_schedule() -> None:
+    """The reports of the peer are not believed."""
+
+    def place(self: Playhead, turn: Turn, now_ns: int) -> tuple[int, str]:
+        return turn.playout.played_ns(now_ns) * self.rate_hz // 1_000_000_000, "marks"
+
+    Playhead._place = place  # type: ignore[method-assign]
+
+
+def _no_mark_before_speech() -> None:
+    """Nothing is known of the peer until it has played its first speech."""
+    Playhead.ask_for_report = lambda self: None  # type: ignore[method-assign]
 
 
 def _done_when_sent(self: Session, effects: list[Effect]) -> list[Effect]:
@@ -307,6 +334,9 @@ DEFECTS: dict[str, Defect] = {
     "too_early": Defect(v.CLOCK, _too_early),
     "heard_too_much": Defect(v.HEARD, _each(_heard_too_much)),
     "heard_ms_late": Defect(v.HEARD, _each(_heard_ms_late)),
+    "lost_by_our_schedule": Defect(v.LOST, _lost_by_our_schedule, platform="twilio"),
+    "heard_by_our_schedule": Defect(v.HEARD, _heard_by_our_schedule, platform="asterisk"),
+    "no_mark_before_speech": Defect(v.HEARD, _no_mark_before_speech, platform="plivo"),
     "done_when_sent": Defect(v.DONE, _poll(_done_when_sent)),
     "started_late": Defect(v.ORDER, _poll(lambda _, effects: _started_late(effects))),
     "no_pong": Defect(v.ANSWERS, _each(_no_pong)),

@@ -69,7 +69,17 @@ ASTERISK = "asterisk"
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
     "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
+    "ssml": 6, "config": 4, "play": 3, "dtmf": 2, "voice": 3,
 }  # fmt: skip
+_NATIVE_ONLY = {
+    "pause", "resume", "pause_storm", "status", "invalid", "ssml", "config", "play", "dtmf", "voice",
+}  # fmt: skip
+"""Clients of other vendors' protocols have no such messages."""
+INTERRUPTIONS = {
+    "say": 12, "text": 8, "last": 6, "flush": 2, "clear": 12, "clear_turn": 6, "mark": 3, "pause": 2, "resume": 3,
+    "ssml": 3, "config": 2, "play": 1, "dtmf": 1, "voice": 2,
+}  # fmt: skip
+"""Steps of calls that try what counts as heard, and how often each comes."""
 _WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
 CARRIERS = ("twilio", "telnyx", "plivo", "signalwire")
 """The carriers whose media streams have Twilio's shape."""
@@ -89,6 +99,8 @@ _ENDS = {
     "elevenlabs": ("close", "close", "fin", "rst"),
     "cartesia": ("fin", "fin", "rst"),
 }
+_MEDIA_ENDS = ("close", "close", "close_now")
+"""Of the calls through simulated telephone platforms, on the virtual clock."""
 _DOORS = (
     "native", "native", "native", "native", "twilio", "twilio", "telnyx", "plivo", "signalwire", "deepgram",
     "elevenlabs", "cartesia", *HTTP_DOORS,
@@ -131,17 +143,19 @@ def make_round(
     return Round(seed, number, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at_ms)))
 
 
-def make_call(seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: int = 10) -> CallHistory:
+def make_call(
+    seed: int, doors: tuple[str, ...], *, start_ms: int = 0, n_steps: int = 10, weights: dict[str, int] = _STEPS
+) -> CallHistory:
+    """`weights` says how often each kind of step comes."""
     choose = random.Random(seed)
     door = choose.choice(doors)
-    kinds = list(_STEPS)
-    weights = list(_STEPS.values())
-    chosen = choose.choices(kinds, weights, k=n_steps)
+    chosen = choose.choices(list(weights), list(weights.values()), k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
-    if door not in ("native", "bridge", "asterisk_phone", *CARRIERS):
-        steps = [step for step in steps if step.do not in ("pause", "resume", "pause_storm", "status", "invalid")]
+    if door in ("deepgram", "elevenlabs", "cartesia", *HTTP_DOORS):
+        steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
-    return CallHistory(door, seed, start_ms, tuple(steps), choose.choice(_ENDS[door]), _options(door, choose))
+    end = choose.choice(_ENDS.get(door, _MEDIA_ENDS))
+    return CallHistory(door, seed, start_ms, tuple(steps), end, _options(door, choose))
 
 
 def _options(door: str, choose: random.Random) -> dict[str, Any]:

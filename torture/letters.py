@@ -18,6 +18,9 @@ LETTERS = "adgjmpsvy"
 """Their tones are 108 Hz apart."""
 MS_PER_LETTER = MS_PER_CHAR
 _QUIETEST = 300
+_BLOCK_MS = 10
+_LEAST_PURE = 0.8
+"""How much of the energy of a frame must be in the tone of a letter. Sounds and tones of keys have less."""
 _KEPT = 20_000
 
 
@@ -29,13 +32,24 @@ def sentence(choose: random.Random, letter: str, n_words: int) -> str:
     return " ".join(words) + choose.choice(".!?")
 
 
+def markup(choose: random.Random, letter: str, n_words: int, mark: str) -> str:
+    """The same as SSML, with a pause, another speed and a mark in it."""
+    first, second = sentence(choose, letter, n_words), sentence(choose, letter, 2)
+    rate = choose.choice(["fast", "slow", "80%"])
+    middle = choose.choice([
+        '<break time="200ms"/>', f'<prosody rate="{rate}">{sentence(choose, letter, 1)}</prosody> ',
+        f'<voice name="bell">{sentence(choose, letter, 1)}</voice> ', "<p/>", "",
+    ])  # fmt: skip
+    return f'<speak>{first} {middle}<mark name="{mark}"/>{second}</speak>'
+
+
 class FrameReader:
     """Tells the letter that is heard in a frame."""
 
     def __init__(self, codec: str = "ulaw", rate_hz: int = 8000) -> None:
         self._codec = codec
         self._rate_hz = rate_hz
-        self._waves: dict[int, npt.NDArray[np.complex128]] = {}
+        self._waves: npt.NDArray[np.complex128] | None = None
         self._known: dict[bytes, str] = {}
 
     def letter(self, payload: bytes) -> str:
@@ -52,12 +66,16 @@ class FrameReader:
             samples = np.frombuffer(payload[: len(payload) // 2 * 2], "<i2").astype(np.float64)
         else:
             samples = (decode_ulaw if self._codec == "ulaw" else decode_alaw)(payload).astype(np.float64)
-        loud = np.flatnonzero(np.abs(samples) > _QUIETEST)
-        if len(loud) < self._rate_hz // 200:
+        if np.count_nonzero(np.abs(samples) > _QUIETEST) < self._rate_hz // 200:
             return ""
-        waves = self._waves.get(len(samples))
-        if waves is None:
-            at = np.arange(len(samples)) / self._rate_hz
-            waves = np.exp(-2j * np.pi * np.outer([tone_hz(letter) for letter in LETTERS], at))
-            self._waves[len(samples)] = waves
-        return LETTERS[int(np.abs(waves @ samples).argmax())]
+        # In blocks, because the tone begins anew with each letter of a word.
+        n_block = self._rate_hz * _BLOCK_MS // 1000
+        n_blocks = len(samples) // n_block
+        blocks = samples[: n_blocks * n_block].reshape(n_blocks, n_block)
+        if self._waves is None:
+            at = np.arange(n_block) / self._rate_hz
+            self._waves = np.exp(-2j * np.pi * np.outer(at, [tone_hz(letter) for letter in LETTERS]))
+        strengths = np.abs(blocks @ self._waves).sum(axis=0)
+        best = int(strengths.argmax())
+        whole = float(np.sqrt((blocks * blocks).sum(axis=1) * n_block / 2).sum())
+        return LETTERS[best] if strengths[best] > _LEAST_PURE * whole else ""

@@ -50,6 +50,9 @@ class Link(Peer):
                 self.transport.resume_reading()
         self.own_stops.add(begin_ns, time.monotonic_ns() + 5 * MS)
 
+    async def caller_speaks(self, ms: int) -> None:
+        """No caller is behind these links whose voice would be heard."""
+
     @property
     def own_stops(self) -> Stops:
         return self._around.stops

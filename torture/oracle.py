@@ -7,6 +7,7 @@ checks that compare them allow for `CROSS_NS`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,13 @@ CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
 _PAUSE_NS = 200 * MS
-_ATTACHED = ".,!?"
+_ATTACHED = ".,!? "
+_TAG = re.compile("<[^>]*>")
+_MARK = re.compile('<mark name="([^"]*)"/>')
+_SLOWEST = 0.5
+_SOUND_S = 6.0
+"""The longest sound that is played."""
+_WARNINGS = ("turn_ended", "empty_text", "dtmf_cleared", "dtmf_not_supported", "unknown_voice", "barge_in_unavailable")
 _LOG_LINES = 2000
 
 
@@ -58,6 +65,7 @@ class TurnTrack:
     source: str = ""
     lengths: set[int] = field(default_factory=set)
     """The lengths that the text has had."""
+    n_sounds: int = 0
     is_closed: bool = False
     interruptions: list[Interruption] = field(default_factory=list)
     started_ns: int | None = None
@@ -68,6 +76,8 @@ class TurnTrack:
     """The place of the next frame in the audio of the turn."""
     n_moves: int = 0
     """How often frames were dropped that may come again."""
+    was_paused: bool = False
+    """Some of it may be heard again."""
     slack_ns: int = 0
     """What a pause adds to the tolerance: the caller heard so much between its request and its answer."""
     n_sentences: int = 0
@@ -89,12 +99,16 @@ class MarkTrack:
     offset: int
     set_ns: int
     fate: str = ""
+    is_in_text: bool = False
+    """It stands in the markup of its turn, so a server that refuses the turn has not set it."""
 
 
 class NativeOracle:
     """One call. `lead_ns` None: frames come without a pace. `may_fail`: an engine may fail, so turns may end with an
     error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
-    the two delays messages, so places and times are not judged."""
+    the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
+    frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
+    another one."""
 
     def __init__(
         self,
@@ -111,6 +125,8 @@ class NativeOracle:
         may_fail: bool = False,
         is_exact: bool = False,
         is_lossy: bool = False,
+        most_error_ns: int | None = None,
+        most_lost_ns: int = 0,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -123,8 +139,18 @@ class NativeOracle:
         self.may_fail = may_fail
         self._is_exact = is_exact
         self.is_lossy = is_lossy
+        self._most_error_ns = most_error_ns
+        self._most_lost_ns = most_lost_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
+        self._n_mentioned = 0
+        self._tones: deque[tuple[int, int]] = deque()
+        """(which turn it would be, how many interruptions there were) of each request for tones. The server names the
+        turns of tones, and says so when they start or end."""
+        self._n_interruptions = 0
+        self._is_armed = False
+        """The caller's voice interrupts or pauses the speech."""
+        self._was_armed = False
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -163,17 +189,19 @@ class NativeOracle:
     def sent(self, message: dict[str, Any], now_ns: int, letter: str = "") -> None:
         """The bot sends this. A new turn says its `letter`."""
         self._note(now_ns, ">", message)
+        self._tally.counts[f"sent {message['type']}"] += 1
         turn = self.turns.get(message.get("turn", ""))
         match message["type"]:
             case "say" | "text":
                 if turn is None:
-                    turn = TurnTrack(message["turn"], letter, len(self.turns), now_ns)
-                    self.turns[turn.id] = self._owners[letter] = turn
-                    self._tally.counts["turns"] += 1
+                    turn = self._owners[letter] = self._mentioned(message["turn"], letter, now_ns)
                 if turn.is_live and not turn.is_closed:
                     turn.source += message["text"]
                     turn.lengths.add(len(turn.source))
                     turn.is_closed = message["type"] == "say" or message.get("last", False)
+                    self._tally.counts["texts with markup"] += turn.source.startswith("<speak")
+                    for found in _MARK.finditer(turn.source):
+                        self._marks.setdefault(found[1], MarkTrack(turn.id, found.start(), now_ns, is_in_text=True))
             case "clear":
                 self._interrupt([turn] if turn is not None else list(self.turns.values()), now_ns)
                 self._n_refusals["no_active_turn"] += 1
@@ -196,20 +224,56 @@ class NativeOracle:
                 self._n_refusals["no_active_turn"] += 1
                 if turn is not None and message["type"] == "end":
                     turn.is_closed = True
+            case "play":
+                if not message.get("stop"):
+                    if turn is None:
+                        turn = self._mentioned(message["turn"], "", now_ns)
+                        turn.lengths.add(0)
+                        turn.is_closed = True
+                    turn.n_sounds += 1
+            case "dtmf":
+                self._tones.append((self._n_mentioned, self._n_interruptions))
+                self._n_mentioned += 1
+            case "config":
+                self._is_armed = message.get("barge_in", "on" if self._is_armed else "off") == "on"
+                self._was_armed |= self._is_armed
             case "ping":
                 self._pings.append(message["id"])
             case "status":
                 self._n_status += 1
 
+    def _mentioned(self, turn_id: str, letter: str, now_ns: int, number: int | None = None) -> TurnTrack:
+        """A turn that the bot mentions first, or one that the server named."""
+        turn = TurnTrack(turn_id, letter, self._n_mentioned if number is None else number, now_ns)
+        self._n_mentioned += number is None
+        self.turns[turn_id] = turn
+        self._tally.counts["turns"] += 1
+        return turn
+
+    def _turn_of_tones(self, turn_id: str, now_ns: int) -> TurnTrack | None:
+        """The turn that the server made for tones. None if no tones were asked for."""
+        if not self._tones:
+            return None
+        number, n_interruptions = self._tones.popleft()
+        turn = self._mentioned(turn_id, "", now_ns, number)
+        turn.lengths.add(0)
+        turn.is_closed = True
+        if self._n_interruptions > n_interruptions:
+            turn.interruptions.append(Interruption(0, 0))
+        return turn
+
     def owed_s(self) -> float:
         """How long the text of the turns that live takes to be spoken."""
-        return sum(len(turn.source) for turn in self.turns.values() if turn.is_live) * MS_PER_LETTER / 1000
+        live = [turn for turn in self.turns.values() if turn.is_live]
+        speech_s = sum(len(turn.source) for turn in live) * MS_PER_LETTER / 1000 / _SLOWEST
+        return speech_s + sum(turn.n_sounds for turn in live) * _SOUND_S
 
     def sent_invalid(self) -> None:
         """The bot sends something that no server can read, or that has no effect."""
         self._n_invalid += 1
 
     def _interrupt(self, turns: list[TurnTrack], now_ns: int) -> None:
+        self._n_interruptions += 1
         for turn in turns:
             if turn.is_live:
                 heard_ns = self.player.heard_ns(turn.id, now_ns)
@@ -231,6 +295,8 @@ class NativeOracle:
         turn = self.turns.get(event.get("turn", ""))
         match kind:
             case "started" | "sentence" | "words" | "cleared" | "done" | "paused" | "resumed":
+                if turn is None:
+                    turn = self._turn_of_tones(event["turn"], now_ns)
                 if turn is None:
                     self._wrong(v.ORDER, f"{kind} of the unknown turn {event.get('turn')!r}")
                     return
@@ -260,7 +326,11 @@ class NativeOracle:
         if turn.started_ns is not None:
             self._wrong(v.ORDER, f"{turn.id} started twice")
             return
-        earlier = [t.id for t in self.turns.values() if t.number < turn.number and t.is_live and t.started_ns is None]
+        # A sound that ends when speech waits may end before it begins. Then it is done without a `started`.
+        earlier = [
+            t.id for t in self.turns.values()
+            if t.number < turn.number and t.is_live and t.started_ns is None and t.letter
+        ]  # fmt: skip
         if earlier:
             self._wrong(v.ORDER, f"{turn.id} started before {', '.join(earlier)}, mentioned first")
         turn.started_ns = now_ns
@@ -289,12 +359,15 @@ class NativeOracle:
         self._check_heard(turn, event, now_ns)
         asked = turn.interruptions[0] if turn.interruptions else None
         total = event["heard_text"] + event["unheard_text"]
+        if event["reason"] == "barge_in" and not self._was_armed:
+            self._wrong(v.ONE_END, f"{turn.id} was interrupted by the caller, who cannot do that")
         if event["reason"] == "clear" and asked is None:
             self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
         elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
             self._wrong(v.HEARD, f"{turn.id} had {asked.n_chars} characters at its clear, reported {len(total)}")
         if event["heard_chars"] != len(event["heard_text"]):
             self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
+        self._tally.counts[f"cleared by {event['reason']}"] += 1
         self._over(turn, "cleared", now_ns)
 
     def _done(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
@@ -305,7 +378,12 @@ class NativeOracle:
             self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
-        if not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
+        if self._most_error_ns is not None:
+            self._checked(v.LOST)
+            if turn.next_ns < audio_ns - self._most_error_ns:
+                sent_ms = turn.next_ns / MS
+                self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
+        elif not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
             self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
         left_ns = self.player.turn_end_ns(turn.id) - now_ns
         what = f"{turn.id} is done {left_ns / MS:.0f} ms before its last sample is played"
@@ -313,10 +391,12 @@ class NativeOracle:
         self._over(turn, "done", now_ns)
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
+        self._tally.counts[f"paused by {event['reason']}"] += 1
         self._check_heard(turn, event, now_ns, asked_ns=self._pause_asked.get(turn.id))
         for each in self._live_begun():
             asked_ns = self._pause_asked.get(each.id, 0)
             each.slack_ns += max(0, self.player.heard_ns(each.id, now_ns) - asked_ns)
+            each.was_paused = True
         self._is_paused = True
         if not self._has_media:
             self._drop(now_ns)
@@ -324,7 +404,8 @@ class NativeOracle:
     def _resumed(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._is_paused = False
         self._pause_asked.clear()
-        turn.next_ns = event["from_ms"] * MS // self._ptime_ns * self._ptime_ns
+        if self._most_error_ns is None:
+            turn.next_ns = event["from_ms"] * MS // self._ptime_ns * self._ptime_ns
         turn.n_moves += 1
         if turn.started_ns is not None:
             self._speaking = turn
@@ -376,7 +457,7 @@ class NativeOracle:
             self._checked(v.ANSWERS)
             if self._n_refusals[code] < 0:
                 self._wrong(v.ANSWERS, f"more warnings {code} than requests")
-        elif code not in ("turn_ended", "empty_text"):
+        elif code not in _WARNINGS:
             self._wrong(v.ANSWERS, f"warning {code}: {event['message']}")
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
@@ -429,6 +510,39 @@ class NativeOracle:
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
 
+    def played_frame(self, turn_id: str, place_ns: int, payload: bytes, now_ns: int) -> None:
+        """The telephone side got the frame at `place_ns` of the audio of a turn. "": audio that is not of a turn."""
+        if not turn_id:
+            self.player.take("", 0, now_ns, len(payload) * self._ptime_ns // self._frame_bytes)
+            return
+        self._tally.counts["frames"] += 1
+        self._checked(v.FRAMES)
+        if len(payload) != self._frame_bytes:
+            self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
+        letter = self._reader.letter(payload)
+        self._note(now_ns, "<", letter or "-")
+        turn = self._owners.get(letter) if letter else self.turns.get(turn_id)
+        self._checked(v.SILENCE)
+        if turn is None or turn.id != turn_id:
+            self._wrong(v.SILENCE, f"audio of {letter} in {turn_id}")
+            return
+        is_rest = turn.end == "done" and now_ns - turn.ended_ns <= self._tolerance_ns(turn)
+        if not is_rest and (not turn.is_live or turn.started_ns is None or self._is_paused):
+            when = "during a pause" if turn.is_live and self._is_paused else f"after its {turn.end}"
+            self._wrong(v.SILENCE, f"audio of {turn.id} {when}")
+        self._checked(v.LOST)
+        # A frame that a mark tells the end of may count as played while it is played. A pause then begins behind it.
+        lost_ns = max(self._most_lost_ns, self._ptime_ns * turn.was_paused)
+        if place_ns > turn.next_ns + lost_ns:
+            what = f"{turn.id} goes on at {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
+            self._wrong(v.LOST, what)
+        elif place_ns <= turn.next_ns - self._tolerance_ns(turn) - self._ptime_ns and not turn.was_paused:
+            what = f"{turn.id} repeats {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
+            self._wrong(v.LOST, what)
+        self.player.take(turn.id, place_ns, now_ns)
+        turn.next_ns = place_ns + self._ptime_ns
+        turn.n_frames += 1
+
     def media_clear(self, now_ns: int) -> None:
         """The media leg is told to drop what it has not played."""
         self._note(now_ns, "<", "media clear")
@@ -441,14 +555,16 @@ class NativeOracle:
             return
         ahead_ns = self.player.end_ns - self.player.delay_ns - now_ns
         # §6.6: at an interruption one more frame may fade out.
-        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn)
+        # The loop's timers round to half a millisecond.
+        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn) + MS
         what = f"{ahead_ns / MS:.0f} ms of {turn.id} are ahead, {allowed_ns / MS:.0f} allowed"
         self._suspect(v.CLOCK, what, ahead_ns - allowed_ns, turn, now_ns)
 
     def _drop(self, now_ns: int) -> None:
         self.player.drop(now_ns)
         for turn in self._live_begun():
-            turn.next_ns = self.player.heard_ns(turn.id, now_ns) // self._ptime_ns * self._ptime_ns
+            heard_ns = self.player.heard_ns(turn.id, now_ns)
+            turn.next_ns = heard_ns if self._most_error_ns is not None else heard_ns // self._ptime_ns * self._ptime_ns
             turn.n_moves += 1
 
     def _live_begun(self) -> list[TurnTrack]:
@@ -457,6 +573,8 @@ class NativeOracle:
     # ---------------------------------------------------------------- heard text
 
     def _tolerance_ns(self, turn: TurnTrack) -> int:
+        if self._most_error_ns is not None:
+            return self._most_error_ns
         n_frames = 1 if self._is_exact else 2
         ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
         return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns
@@ -475,12 +593,12 @@ class NativeOracle:
             return
         if event.get("basis") == "client" or self.is_lossy:
             return
-        if event.get("basis") == "clock" and self.player.delay_ns:
+        if event.get("basis") == "clock" and self.player.delay_ns and self._most_error_ns is None:
             # The server takes a platform that has not reported a mark yet to play at once.
             self._tally.counts["places before the first mark"] += 1
             return
         latest_ns = self.player.heard_ns(turn.id, now_ns)
-        earliest_ns = max(0, latest_ns - 5 * self._ptime_ns)
+        earliest_ns = latest_ns if self._most_error_ns is not None else max(0, latest_ns - 5 * self._ptime_ns)
         if asked_ns is not None:
             earliest_ns = asked_ns
         elif turn.interruptions:
@@ -498,7 +616,7 @@ class NativeOracle:
         self._places.append(
             HeardPlace(
                 self._began_at(turn, now_ns), now_ns, error_ns, by_marks, least <= len(text) <= most,
-                turn.n_moves > 0, bool(turn.words),
+                turn.n_moves > 0 and self._most_error_ns is None, bool(turn.words),
             )
         )  # fmt: skip
         # A word is longer than the tolerance, so one that is wrong by a whole word is found in any case.
@@ -558,7 +676,8 @@ class NativeOracle:
             if turn.is_live and turn.begun_ns <= read_ns:
                 self._wrong(v.ONE_END, f"{turn.id} has not ended")
         for name, mark in self._marks.items():
-            if not mark.fate and mark.set_ns <= read_ns:
+            is_refused = mark.is_in_text and self.turns[mark.turn].end == "error"
+            if not mark.fate and mark.set_ns <= read_ns and not is_refused:
                 self._wrong(v.ONE_FATE, f"mark {name!r} of {mark.turn} has no fate")
         if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
@@ -598,8 +717,8 @@ class NativeOracle:
 
 
 def _solid(text: str) -> str:
-    """A text without its white space."""
-    return "".join(text.split())
+    """A text without its white space and its tags."""
+    return "".join(_TAG.sub("", text).split())
 
 
 def _heard_chars(turn: TurnTrack, earliest_ms: float, latest_ms: float) -> tuple[int, int]:
@@ -610,6 +729,7 @@ def _heard_chars(turn: TurnTrack, earliest_ms: float, latest_ms: float) -> tuple
     most = n_text
     if turn.words and turn.words[-1][3] > latest_ms:
         most = max((to for _, to, _, end_ms in turn.words if end_ms <= latest_ms), default=0)
-    while most < n_text and turn.source[most] in _ATTACHED:
-        most += 1
+    while most < n_text and (turn.source[most] in _ATTACHED or _TAG.match(turn.source, most)):
+        tag = _TAG.match(turn.source, most)
+        most = most + 1 if tag is None else tag.end()
     return min(least, n_text), most

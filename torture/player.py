@@ -6,26 +6,33 @@ from collections import deque
 
 
 class Player:
-    """Plays each frame when it comes, or behind the frame before. `delay_ns`: it begins so much later whenever its
-    buffer was empty, as a telephone platform with a jitter buffer does. Turns are named by any string."""
+    """Plays each frame when it comes, or behind the frame before. Turns are named by any string. `delay_ns`, `stall_ns`
+    and `stretch` may be changed before each frame."""
 
     def __init__(self, ptime_ns: int, delay_ns: int = 0) -> None:
         self.ptime_ns = ptime_ns
         self.delay_ns = delay_ns
+        """It begins so much later whenever its buffer was empty, as a telephone platform with a jitter buffer does."""
+        self.stall_ns = 0
+        """How long it stops before the next frame that comes."""
+        self.stretch = 1.0
+        """How much longer than its length a frame is played."""
         self.end_ns = 0
         """When all that was taken has been played."""
         self.gap_ns = 0
         """The silence before the frame that came last."""
-        self._waiting: deque[tuple[int, str, int]] = deque()
+        self._waiting: deque[tuple[int, str, int, int]] = deque()
+        """(begin, turn, place, length) of each frame that was not played to its end."""
         self._heard_ns: dict[str, int] = {}
         self._turn_end_ns: dict[str, int] = {}
 
-    def take(self, turn: str, place_ns: int, now_ns: int) -> None:
+    def take(self, turn: str, place_ns: int, now_ns: int, length_ns: int | None = None) -> None:
         """A frame came, which is at `place_ns` of the audio of its turn."""
         self.gap_ns = max(0, now_ns - self.end_ns)
-        begin_ns = self.end_ns if now_ns < self.end_ns else now_ns + self.delay_ns
-        self._waiting.append((begin_ns, turn, place_ns))
-        self.end_ns = self._turn_end_ns[turn] = begin_ns + self.ptime_ns
+        begin_ns = (self.end_ns if now_ns < self.end_ns else now_ns + self.delay_ns) + self.stall_ns
+        length_ns = round((self.ptime_ns if length_ns is None else length_ns) * self.stretch)
+        self._waiting.append((begin_ns, turn, place_ns, length_ns))
+        self.end_ns = self._turn_end_ns[turn] = begin_ns + length_ns
 
     def drop(self, now_ns: int) -> None:
         """Drop all that was not played. The frame that is being played ends here."""
@@ -46,9 +53,9 @@ class Player:
 
     def _play(self, now_ns: int) -> None:
         while self._waiting and self._waiting[0][0] <= now_ns:
-            begin_ns, turn, place_ns = self._waiting[0]
-            heard_ns = place_ns + min(self.ptime_ns, now_ns - begin_ns)
+            begin_ns, turn, place_ns, length_ns = self._waiting[0]
+            heard_ns = place_ns + round(min(length_ns, now_ns - begin_ns) / self.stretch)
             self._heard_ns[turn] = max(self._heard_ns.get(turn, 0), heard_ns)
-            if now_ns < begin_ns + self.ptime_ns:
+            if now_ns < begin_ns + length_ns:
                 return
             self._waiting.popleft()

@@ -13,7 +13,7 @@ from torture import nemesis
 from torture import violations as v
 from torture.bad_network import bad_network
 from torture.doors import run_call
-from torture.histories import CARRIERS, HTTP_DOORS, CallHistory, Round, make_call
+from torture.histories import CARRIERS, HTTP_DOORS, CallHistory, Round, Step, make_call
 from torture.subject import Holdings, Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally, Violation
@@ -29,6 +29,11 @@ _FOREIGN_FILES = (".ses",)
 _QUIET_S = 8.0
 _CLOSED_S = 3.0
 _WARM_DOORS = ("native", *CARRIERS, "deepgram", "elevenlabs", "cartesia", *HTTP_DOORS)
+_WARM_CALL = CallHistory(
+    "native", 1, 0, (*[Step(0, "config")] * 30, *[Step(0, "play")] * 3), "close_now",
+    {"codec": "ulaw", "rate": 8000, "ptime_ms": 20, "audio": "binary", "lead_ms": 200},
+)  # fmt: skip
+"""Sounds and the model that detects voices are loaded by threads that stay."""
 _THREADS_SPARE = 2
 """Pools start threads when there is more to do at once."""
 
@@ -113,7 +118,7 @@ async def warm_up(subject: Subject) -> Holdings:
     doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot")}.get(subject.shape, _WARM_DOORS)
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in doors)
-        await asyncio.gather(*(run_call(call, n, around) for call in calls))
+        await asyncio.gather(*(run_call(call, n, around) for call in (*calls, _WARM_CALL)))
     await quiet(subject)
     return subject.holdings()
 

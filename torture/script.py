@@ -9,8 +9,18 @@ from typing import Any, Protocol
 
 from torture.grammar import invalid
 from torture.histories import CallHistory, Step
-from torture.letters import sentence
+from torture.letters import markup, sentence
 from torture.oracle import NativeOracle
+
+SOUND = "ringback"
+"""A sound that each server under test has."""
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"speed": 1.0}, {"speed": 1.5}, {"speed": 0.8}, {"voice": "tone"}, {"lang": "en"}, {"lang": "zh"}, {"seed": 7},
+    {"barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 0},
+    {"barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 100, "barge_in_action": "pause"},
+    {"barge_in": "off"}, {"step_back_ms": 0}, {"step_back_ms": 500}, {"words": "on"}, {"text_type": "auto"},
+)  # fmt: skip
+"""What a bot changes for the turns that begin later."""
 
 
 class BotSide(Protocol):
@@ -19,6 +29,8 @@ class BotSide(Protocol):
     def send(self, message: dict[str, Any]) -> None: ...
     def send_raw(self, payload: bytes, *, is_text: bool) -> None: ...
     async def stop_reading(self, ms: int) -> None: ...
+    async def caller_speaks(self, ms: int) -> None:
+        """The caller speaks for so long. Nothing happens if there is no caller here."""
 
 
 class Script:
@@ -59,7 +71,7 @@ class Script:
             case "clear":
                 self.send({"type": "clear"})
             case "clear_turn" if self._newest is not None:
-                self.send({"type": "clear", "turn": f"t{self._choose.randint(1, self._n_turns)}"})
+                self.send({"type": "clear", "turn": f"b{self._choose.randint(1, self._n_turns)}"})
             case "mark" if self._newest is not None:
                 self.mark()
             case "pause" | "resume" | "status":
@@ -79,6 +91,16 @@ class Script:
                 for _ in range(step.n):
                     self.send({"type": "pause"})
                     self.send({"type": "resume"})
+            case "ssml":
+                self._ssml(step.n)
+            case "config":
+                self.send({"type": "config", **self._choose.choice(_CHANGES)})
+            case "play":
+                self._play()
+            case "dtmf":
+                self.send({"type": "dtmf", "digits": self._choose.choice(["5", "12", "1w#", "*0*"])})
+            case "voice":
+                await self._side.caller_speaks(100 * step.n)
             case "stuck":
                 await self._side.stop_reading(40 * step.n)
 
@@ -99,6 +121,33 @@ class Script:
             texts.append(sentence(self._choose, letter, 2))
         self._begin_turn()
         self.send({"type": "say", "turn": self._newest, "text": " ".join(texts)}, letter)
+
+    def _ssml(self, n_words: int) -> None:
+        """A turn of markup, in one message or in two that cut it anywhere."""
+        letter = self._oracle.free_letter()
+        if letter is None:
+            return
+        self._n_marks += 1
+        text = markup(self._choose, letter, n_words, f"m{self._n_marks}")
+        turn = self._begin_turn()
+        if self._choose.random() < 0.5:
+            self.send({"type": "say", "turn": turn, "text": text}, letter)
+            return
+        cut = self._choose.randint(8, len(text))
+        self.send({"type": "text", "turn": turn, "text": text[:cut]}, letter)
+        self.send({"type": "text", "turn": turn, "text": text[cut:], "last": True}, letter)
+
+    def _play(self) -> None:
+        """A sound in the open turn, or as a turn of its own; or the end of all sounds."""
+        turn = self._open_turn()
+        how = self._choose.choice([{}, {}, {"loop": "until_speech"}, {"gain_db": -6}, {"stop": True}])
+        if "stop" in how:
+            self.send({"type": "play", **how})
+            return
+        if turn is None or self._choose.random() < 0.5:
+            self._n_turns += 1
+            turn = f"b{self._n_turns}"
+        self.send({"type": "play", "name": SOUND, "turn": turn, **how})
 
     def _text(self, n_words: int) -> None:
         """A piece of the open turn, in one or two messages that may cut a word."""
@@ -121,7 +170,7 @@ class Script:
 
     def _begin_turn(self) -> str:
         self._n_turns += 1
-        self._newest = f"t{self._n_turns}"
+        self._newest = f"b{self._n_turns}"
         return self._newest
 
     def _open_turn(self) -> str | None:

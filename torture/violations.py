@@ -12,6 +12,7 @@ SILENCE = "no audio after cleared"
 FRAMES = "frame size"
 CLOCK = "frame clock"
 HEARD = "heard text"
+LOST = "no speech lost or repeated"
 DONE = "done not before the last sample"
 ORDER = "order of events"
 ANSWERS = "one answer per message"
@@ -24,7 +25,7 @@ RECOVERY = "speech after a kill"
 OWN = "no error of the torture itself"
 
 CHECKS = (
-    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, DONE, ORDER, ANSWERS, CLOSE, NEIGHBOUR, LEAKS, LOGS, DRAIN,
+    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, LOST, DONE, ORDER, ANSWERS, CLOSE, NEIGHBOUR, LEAKS, LOGS, DRAIN,
     RECOVERY, OWN,
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -167,6 +168,7 @@ def _edges(n_chars: int, sample_rate_hz: int, ms_per_char: float) -> list[int]:
     return [round(i * ms_per_char * sample_rate_hz / 1000) for i in range(n_chars + 1)]
 
 
+@lru_cache(maxsize=256)
 def _tone(hz: float, n_samples: int, sample_rate_hz: int) -> Pcm:
     """A sine with short raised-cosine fades, so that characters join without a click."""
     wave = np.sin(np.arange(n_samples) * (2 * np.pi * hz / sample_rate_hz))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.marks import MarkState, TurnMark
 from telephony_tts.session.turn import Turn
-from telephony_tts.wire.messages import MarkReached, MediaBegun
+from telephony_tts.wire.messages import MarkReached, MediaBegun, MediaMark
 
 _S = 1_000_000_000
+_FIRST_MARK = "0.0"
+"""The wire name of the mark before all speech. The turns are numbered from 1."""
+_STALL_NS = 100_000_000
+"""A report that is so much later than the one before it is about a peer that has stopped. Networks delay less."""
 
 
 class Playhead:
@@ -18,34 +24,63 @@ class Playhead:
         self._turns = turns
         self._out = out
         self._peer_has_reported = False
+        self.n_held: Callable[[], int] = lambda: 0
+        """How many samples of the newest speech its leg still holds, because a message is not full."""
+        self.peer_stalls = False
+        """The peer has stopped in the middle of speech before, so it has to report more often."""
 
     def position(self, turn: Turn, now_ns: int) -> tuple[int, str]:
-        """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock").
+        """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock")."""
+        place, basis = self._place(turn, now_ns)
+        return max(turn.heard_samples, place), basis
+
+    def n_played_frames(self, turn: Turn, now_ns: int) -> int:
+        """How many frames of the turn the peer has played. It does not have to play these again."""
+        if turn.settings.whole_sentences:
+            return self.position(turn, now_ns)[0] // turn.frame_samples
+        place, basis = self._place(turn, now_ns)
+        if basis == "marks" and (awaited := turn.marks.first(MarkState.SENT)) is not None:
+            place = min(place, awaited.sample - 1)  # the last frame before a mark that is awaited is not played
+        return max(0, place) // turn.frame_samples
+
+    def _place(self, turn: Turn, now_ns: int) -> tuple[int, str]:
+        """Where the peer is in the turn. While it plays something again, that is behind what the caller has heard.
 
         A peer that reports marks is believed. It is at or behind its first mark that has not come back. After the
         last mark that came back, the clock tells how far it is. A peer that never reported a mark is taken to play on
         our schedule.
         """
-        clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
+        n_sent = turn.n_sent_samples
+        if n_sent and not any(each.seq > turn.seq and each.playout.n_sent for each in self._turns):
+            n_sent = max(0, n_sent - self.n_held())
+        clock = min(n_sent, turn.playout.played_ns(now_ns) * self.rate_hz // _S)
         plays_files = turn.settings.whole_sentences
         if not self._peer_has_reported and not plays_files:
-            return max(turn.heard_samples, clock), "clock"
-        limit = turn.n_sent_samples
+            return clock, "clock"
+        limit = n_sent
         if (awaited := turn.marks.first(MarkState.SENT)) is not None:
             limit = min(limit, awaited.sample)
         if turn.anchor is None:
-            return max(turn.heard_samples, 0 if plays_files else min(clock, limit)), "marks"
+            # It has not reported the frame that it began with, so it may wait before that frame.
+            begin = limit if awaited is None else max(0, limit - turn.frame_samples)
+            return 0 if plays_files else min(clock, begin), "marks"
         sample, at_ns = turn.anchor
-        played = max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S))
-        return max(turn.heard_samples, played), "marks"
+        return max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S)), "marks"
 
     # ------------------------------------------------------- what the peer reports
+
+    def ask_for_report(self) -> None:
+        """Send a mark before all speech. If it comes back, the peer reports marks, and then the place in its first
+        speech is known too: nothing counts as heard before the mark of the first frame has come back."""
+        self._out.append(MediaMark(_FIRST_MARK))
 
     def mark_came_back(self, wire_name: str, now_ns: int) -> tuple[Turn, int] | None:
         """The peer has played up to a mark: (its turn, by how many nanoseconds that is later than on our schedule).
 
         None if the mark is not awaited. Twilio sends the marks back on a clear too, when their turn is over.
         """
+        if wire_name == _FIRST_MARK:
+            self._peer_has_reported = True
         found = self._find(wire_name)
         if found is None:
             return None
@@ -53,7 +88,13 @@ class Playhead:
         self._peer_has_reported = True
         turn.anchor = (mark.sample, now_ns)
         self._end(turn, mark, MarkState.PLAYED)
-        return self._lateness(turn, mark.sample, now_ns)
+        late = self._lateness(turn, mark.sample, now_ns)
+        if late is not None and turn.playout.t0_ns is not None:
+            t0_ns, before_ns = turn.late
+            turn.late = (turn.playout.t0_ns, late[1])
+            # Without a gap in the speech the peer is as late as before.
+            self.peer_stalls |= t0_ns == turn.playout.t0_ns and late[1] - before_ns > _STALL_NS
+        return late
 
     def file_begun(self, message: MediaBegun, now_ns: int) -> tuple[Turn, int] | None:
         """A peer that plays files has begun one: (its turn, by how many nanoseconds that is later than on our
@@ -106,6 +147,8 @@ class Playhead:
         for mark in waiting:
             if awaited is not None and awaited.sample <= mark.sample:
                 return
+            if mark.is_ours:
+                continue  # its audio may be sent again after a pause, and the peer has to report it then
             if mark.sample > position:
                 if turn.playout.t0_ns is not None:
                     ahead_ns = -(-(mark.sample - position) * _S // self.rate_hz)

@@ -64,7 +64,8 @@ def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
     assert part.start_sample is not None and part.end_sample is not None
     rate_hz = turn.settings.rate_hz
     start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
-    return SentenceSpoken(turn.id, part.index, turn.text_of(part.sentence), start_ms, end_ms, speakers([part]))
+    text = turn.text_of(part.sentence)
+    return SentenceSpoken(turn.id, turn.sentence_index(part), text, start_ms, end_ms, speakers([part]))
 
 
 def speakers(parts: list[Part]) -> list[str] | None:

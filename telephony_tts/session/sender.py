@@ -17,6 +17,7 @@ from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
 FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
+_OFTEN_NS = 100_000_000
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
 
@@ -48,6 +49,8 @@ class Sender:
         """How many frames may still be sent in this poll. The session sets it anew for each poll."""
         self.peer_marks = False
         """The peer reports marks, so positions come from it and not from our clock."""
+        self.marks_often = False
+        """Marks of ours stand in the middle of speech too: the peer stops there, and only its reports tell where."""
         self.most_marks: int | None = None
         """How many marks the peer can have. The bot's marks beyond that are left to the clock."""
         self.media_end_ns = 0
@@ -208,6 +211,8 @@ class Sender:
                 for listener in self.listeners:
                     listener.playing(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
+                if self.marks_often and self.peer_marks and not playout.n_sent % (_OFTEN_NS // playout.ptime_ns):
+                    turn.marks.add_ours(turn.n_sent_samples)
                 if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
                     self.send_marks(turn)
                 continue
@@ -325,14 +330,16 @@ class Sender:
             return False
         return sum(len(turn.marks.in_state(MarkState.SENT)) for turn in self._turns) >= self.most_marks - _OUR_MARKS
 
-    def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
+    def emptied(self, heard_samples: dict[Turn, int], n_played: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer was emptied, so turns that stay may have lost frames. The first such turn goes on from now.
         The turns after it had begun ahead of time, and begin again when it has ended. `heard_samples` has the turns
-        that stay, in order."""
-        lost = [turn for turn, heard in heard_samples.items() if turn.take_back_unplayed(now_ns, heard)]
+        that stay, in order, and `n_played` how many of their frames the peer has played."""
+        lost = [turn for turn in heard_samples if turn.take_back_unplayed(n_played[turn])]
         if lost:
             lost[0].playout.start(now_ns)
             lost[0].ready_since_ns = now_ns
+            if lost[0].playout.n_sent:
+                self._resumed(lost[0])
         self._begin_anew(heard_samples, now_ns)
 
     def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:

@@ -173,6 +173,7 @@ class Session:
                 if late_turn.settings.whole_sentences:
                     self._sender.move(late_turn, late_ns)
                 else:
+                    self._sender.marks_often = self._playhead.peer_stalls and self._sender.most_marks is None
                     for listener in self.listeners:
                         listener.peer_is_late(late_ns)
             return
@@ -292,12 +293,14 @@ class Session:
         fills: bool = False,
         dtmf: bool = False,
         most_marks: int | None = None,
+        n_held: Callable[[], int] | None = None,
         start: m.MediaStart | None = None,
     ) -> None:
         """The media leg is there, so frames flow from now on. `start` says in which format, None: as expected.
 
         `marks`, `clears` and `dtmf` (it can send tones) say what its dialect can do. `fills`: it gets silence while
-        there is no speech. `most_marks` is how many marks the peer can have, None for no limit.
+        there is no speech. `most_marks` is how many marks the peer can have, None for no limit. `n_held` says how many
+        samples the leg holds, because it sends longer messages than frames.
         """
         if start is not None:
             self._speak_as(start)
@@ -314,6 +317,11 @@ class Session:
         if fills:
             sender.silence = silent_frame(settings.codec, settings.rate_hz, settings.ptime_ms)
         self._media_clears, self._dtmf.platform_can = clears, dtmf
+        if n_held is not None:
+            self._playhead.n_held = n_held
+        if marks and most_marks is None and not settings.whole_sentences:
+            # A peer that can have few marks may keep this one back until speech follows.
+            self._playhead.ask_for_report()
 
     def _speak_as(self, start: m.MediaStart) -> None:
         """The media leg has another format than was expected: speech that was synthesised is synthesised again."""
@@ -353,7 +361,10 @@ class Session:
         for turn in self.turns:
             # A turn that waited for another one, or that was moved already, did not begin from an empty buffer.
             if turn.playout.t0_ns is not None and turn.playout.t0_ns == turn.first_frame_ns:
-                self._sender.move(turn, min(now_ns - turn.first_frame_ns, _LATEST_BEGIN_NS))
+                # A second report in a turn is about what came behind a gap.
+                if not turn.is_begun_at_peer:
+                    turn.is_begun_at_peer = True
+                    self._sender.move(turn, min(now_ns - turn.first_frame_ns, _LATEST_BEGIN_NS))
                 return
 
     def writable(self, flag: bool) -> None:
@@ -456,13 +467,14 @@ class Session:
             return False
         self._dirty = True
         keep = [turn for turn in self.turns if turn not in hit]
-        self.turns[:] = keep
         sounded = [turn for turn in hit if turn.playout.n_sent or turn.heard_samples]
-        positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded}
+        positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded + keep}
+        n_played = {turn: self._playhead.n_played_frames(turn, now_ns) for turn in keep}
+        self.turns[:] = keep
         for turn in hit:
             self._supply.drop(turn)
         if not self._pause.is_on:
-            self._silence(sounded, keep, now_ns)
+            self._silence(sounded, {turn: positions[turn][0] for turn in keep}, n_played, now_ns)
         elif not keep:
             self._pause.drop()
         for turn in hit:
@@ -528,17 +540,19 @@ class Session:
         if at_once:
             self.interrupt("close", now_ns)
 
-    def _silence(self, sounded: list[Turn], keep: list[Turn], now_ns: int) -> None:
-        """Stop audio that is on its way to the caller, and repair the turns that stay."""
+    def _silence(
+        self, sounded: list[Turn], heard_samples: dict[Turn, int], n_played: dict[Turn, int], now_ns: int
+    ) -> None:
+        """Stop audio that is on its way to the caller, and repair the turns that stay: `heard_samples` has how much of
+        them was heard, and `n_played` how many of their frames were played."""
         if not sounded:
             return
         self._quiet(sounded)
         sender = self._sender
         if self.settings.separate_turns:
-            sender.dropped(keep, now_ns)
+            sender.dropped(list(heard_samples), now_ns)
             return
-        heard_samples = {turn: self._playhead.position(turn, now_ns)[0] for turn in keep}
-        sender.emptied(heard_samples, now_ns)
+        sender.emptied(heard_samples, n_played, now_ns)
 
     def _quiet(self, sounded: list[Turn]) -> None:
         """Empty the peer's buffer, or fade out what it gets. `sounded` are turns of which frames were sent."""

@@ -135,6 +135,8 @@ class Turn:
         self.last_text_ns = now_ns
         self.first_frame_ns: int | None = None
         self.first_audio_ms: float | None = None
+        self.is_begun_at_peer = False
+        """A peer without marks has reported that it plays the turn."""
         self.underruns = 0
         self.in_gap = False
         """A frame was missing when it was due. The schedule moves when the next frame is sent."""
@@ -149,6 +151,8 @@ class Turn:
         self.marks = TurnMarks()
         self.anchor: tuple[int, int] | None = None
         """(sample, time) of the peer's last report of its place. None too while it has lost its place."""
+        self.late: tuple[int, int] = (0, 0)
+        """(our `t0_ns`, by how many nanoseconds the peer was late then) at the peer's last report."""
         self.heard_samples = 0
         """Heard before the peer lost its place, or before a pause. We never report less, though some audio may be heard
         again."""
@@ -271,6 +275,10 @@ class Turn:
         """All inserts of the turn, in order."""
         found = [part.insert for part in self.parts] + [insert for _, insert in self._barriers]
         return [insert for insert in found if insert is not None]
+
+    def sentence_index(self, part: Part) -> int:
+        """The number of a sentence among the sentences of the turn, from 0: inserts have no number."""
+        return sum(each.insert is None for each in self.parts[: part.index])
 
     @property
     def cut_all(self) -> bool:
@@ -584,15 +592,8 @@ class Turn:
         """A frame that fades out what would be sent next. None if nothing is ready. It takes no audio."""
         return self.encoder.fade_frame(self.again[0] if self.again else None)
 
-    def take_back_unplayed(self, now_ns: int, heard_samples: int) -> bool:
-        """The peer dropped the frames that it had not played, so they are sent again. False if it dropped none.
-
-        A peer that plays sentences has its own schedule: for it `heard_samples` says how much it has played.
-        """
-        if self.settings.whole_sentences:
-            n_played = heard_samples // self.frame_samples
-        else:
-            n_played = self.playout.played_ns(now_ns) // self.playout.ptime_ns
+    def take_back_unplayed(self, n_played: int) -> bool:
+        """The peer dropped the frames that it had not played, so they are sent again. False if it dropped none."""
         if n_played >= self.playout.n_sent:
             return False
         self.take_back(n_played)

@@ -22,7 +22,8 @@ def words_spoken(turn: Turn, part: Part) -> WordsSpoken:
             "text": part.sentence.text[start:end], "start_ms": at * 1000 // rate_hz, "end_ms": last * 1000 // rate_hz,
             "from": turn.begin_in_source(begin + start), "to": turn.in_source(begin + end),
         })  # fmt: skip
-    return WordsSpoken(turn.id, part.index, words, "engine" if part.words and not part.estimates else "estimate")
+    basis = "engine" if part.words and not part.estimates else "estimate"
+    return WordsSpoken(turn.id, turn.sentence_index(part), words, basis)
 
 
 def _words(text: str) -> Iterator[tuple[int, int]]:

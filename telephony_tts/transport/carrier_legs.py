@@ -96,6 +96,9 @@ class ExotelLeg(MediaLeg):
             self._ends_turn = False
         return self._codec.encode(message)
 
+    def n_held_samples(self) -> int:
+        return len(self._gathered) // (1 if self._silence == b"\xff" else 2)
+
     def send_gathered(self) -> None:
         if self._ends_turn:
             self._fill_up()

@@ -15,7 +15,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import Wire
-from telephony_tts.wire.genesys import PACKET_MS, GenesysCodec
+from telephony_tts.wire.genesys import PACKET_MS, RATE_HZ, GenesysCodec
 
 _REST_S = 0.1
 """How long a packet that is not full waits for more frames: the speech before it plays longer than that."""
@@ -60,6 +60,9 @@ class GenesysLeg(MediaLeg):
         elif self._rest is None:
             self._rest = self._loop.call_later(_REST_S, self._send_packet)
         return None
+
+    def n_held_samples(self) -> int:
+        return len(self._packet) * RATE_HZ * PACKET_MS // 1000 // max(1, self._packet_bytes)
 
     def end(self, code: int, reason: str) -> None:
         """Ask Genesys to close the session. All speech was played by now, or is not wanted."""

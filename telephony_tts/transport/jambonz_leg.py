@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import MediaLeg
@@ -76,6 +77,8 @@ class JambonzLeg(MediaLeg):
 
     def _send_silence(self) -> None:
         self.send_now(self._flush, False)
+        if self.call is not None:
+            self.call.session.padded(FLUSH_MS, monotonic_ns())
         self._pause = self._loop.call_later(_REPORT_S, self._lose_marks) if self._marks else None
 
     def _lose_marks(self) -> None:

@@ -177,6 +177,10 @@ class MediaLeg:
     def decode(self, payload: bytes, want_audio: bool, is_text: bool) -> m.FromMedia | None:
         return self.codec.decode(payload, want_audio, is_text)
 
+    def n_held_samples(self) -> int:
+        """How many samples of speech `encode` has kept back, until a message is full."""
+        return 0
+
     def send_gathered(self) -> None:
         """Send the frames that `encode` has kept back: no more frames are due now."""
 
@@ -219,6 +223,7 @@ class MediaLeg:
             fills=self.fills,
             dtmf=self.sends_dtmf,
             most_marks=self.most_marks,
+            n_held=self.n_held_samples,
             start=start,
         )
         call.join_media(self, self.encode, self.send_gathered)

@@ -152,10 +152,10 @@ def test_asterisk_gets_answers_in_its_dialect_and_a_steady_stream_of_frames(star
             assert set(peer.frames) == {b"\xff" * 160}
             assert peer.order[0] == ('{"command":"ANSWER"}' if is_json else "ANSWER")
             await bot.say(SENTENCE, "a")
-            await peer.hears("MARK_MEDIA", within="a mark")
-            mark = next(said for said in peer.said if "MARK_MEDIA" in said)
-            name = json.loads(mark)["correlation_id"] if is_json else mark.split()[1]
-            assert name
+            await peer.hears("1.1", within="a mark of the speech")
+            marks = [said for said in peer.said if "MARK_MEDIA" in said]
+            names = [json.loads(mark)["correlation_id"] if is_json else mark.split()[1] for mark in marks]
+            assert names[:2] == ["0.0", "1.1"], "the first one stands before all speech"
             await bot.send({"type": "clear"})
             await peer.hears("FLUSH_MEDIA", "GET_STATUS", within="the clear")
             await bot.event("cleared")

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
 from torture.defects import DEFECTS, plant
+from torture.platforms import DIALECTS
 from torture.violations import Tally
-from torture.virtual_calls import run_calls
+from torture.virtual_calls import run_calls, run_late_calls
 
 VIRTUAL = sorted(name for name, defect in DEFECTS.items() if defect.is_virtual)
 
 
+PATCHED = (
+    (Session, "poll"), (Session, "close"), (Sender, "send_due"), (Playhead, "n_played_frames"), (Playhead, "_place"),
+    (Playhead, "ask_for_report"),
+)  # fmt: skip
+
+
 def tried(monkeypatch: pytest.MonkeyPatch, defect: str | None) -> Tally:
     """Calls of a quarter of an hour in all, on a virtual clock."""
-    for owner, name in ((Session, "poll"), (Session, "close"), (Sender, "send_due")):
+    for owner, name in PATCHED:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # it is put back after the test
-    if defect is not None:
-        plant(defect)
-    return run_calls(range(12), 1.5)
+    if defect is None:
+        return run_calls(range(12), 1.5)
+    plant(defect)
+    platform = DEFECTS[defect].platform
+    return run_late_calls(range(36), platform, "fixed") if platform else run_calls(range(12), 1.5)
 
 
 def test_a_healthy_core_breaks_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +38,18 @@ def test_a_healthy_core_breaks_no_promise(monkeypatch: pytest.MonkeyPatch) -> No
     assert tally.counts["turns done"] > 50 and tally.counts["turns cleared"] > 30
     assert tally.heard_errors_ms and max(tally.heard_errors_ms) <= 1
     assert tally.n_words_right > 10 and tally.n_words_wrong == 0
+
+
+@pytest.mark.parametrize("late", ["fixed", "jumping"])
+@pytest.mark.parametrize("platform", sorted(DIALECTS))
+def test_heard_text_is_right_behind_each_platform(platform: str, late: str) -> None:
+    tally = run_late_calls(range(8), platform, late)
+    assert tally.violations == []
+    errors_ms = tally.heard_errors_ms + tally.heard_errors_by_marks_ms
+    assert len(errors_ms) > 40 and max(errors_ms) <= DIALECTS[platform].most_error_ms
+    assert tally.n_words_right > 30 and tally.n_words_wrong <= 3
+    counts = tally.counts
+    assert counts["cleared by clear"] > 20 and counts["paused by bot"] > 2 and counts["texts with markup"] > 2
 
 
 @pytest.mark.parametrize("name", VIRTUAL)

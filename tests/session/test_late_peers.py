@@ -1,0 +1,141 @@
+"""A peer that plays late: what counts as heard, and what it has to get again when its buffer was emptied."""
+
+from __future__ import annotations
+
+import pytest
+from world import World
+
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+
+TEXT = "One two three four five six seven."  # 1700 ms
+N_FRAMES = 85
+
+
+def late_world(late_ms: int, **settings: int) -> World:
+    return World(SessionSettings(first_clause_chars=0, **settings), peer=True, peer_delay_ms=late_ms)
+
+
+def frames_since(world: World, n_before: int, turn: int) -> int:
+    return sum(number == turn for _, number, _ in world.frames[n_before:])
+
+
+@pytest.mark.parametrize("late_ms", [0, 100, 700, 1400])
+def test_a_turn_that_stays_goes_on_where_a_late_peer_was(late_ms: int) -> None:
+    """Pinned: the frames that the peer had in its buffer were lost, if our schedule had passed them."""
+    world = late_world(late_ms)
+    world.say(TEXT, "a")
+    world.say("Eight nine ten.", "b")
+    world.run(1600)
+    assert frames_since(world, 0, 2), "it is sent ahead of time"
+    n_before = len(world.frames)
+    world.send(m.Clear("b"))
+    world.run(5000)
+    n_again = frames_since(world, n_before, 1)
+    n_not_played = N_FRAMES - (1600 - late_ms) // 20
+    assert n_not_played <= n_again <= n_not_played + 1
+    assert [done.turn for done in world.of(m.Done)] == ["a"]
+
+
+@pytest.mark.parametrize("late_ms", [200, 900])
+def test_nothing_counts_as_heard_before_the_first_report_of_the_call(late_ms: int) -> None:
+    """Pinned: the first speech of a call was taken to be heard at once, until the peer had reported something."""
+    world = late_world(late_ms)
+    world.say(TEXT, "a")
+    world.run(late_ms - 40)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_text, cleared.basis) == ("", "marks") and cleared.heard_ms <= 20
+
+
+def test_a_mark_before_all_speech_asks_whether_the_peer_reports_marks() -> None:
+    world = late_world(0)
+    assert [effect.name for effect in world.log if isinstance(effect, m.MediaMark)] == ["0.0"]
+    without = World()
+    for settings in ({"marks": False}, {"marks": True, "most_marks": 30}):
+        without.session.attach_media(without.now_ns, clears=True, **settings)  # type: ignore[arg-type]
+        without.pump()
+    assert not [effect for effect in without.log if isinstance(effect, m.MediaMark)]
+
+
+def test_a_late_peer_is_late_again_when_its_buffer_was_emptied() -> None:
+    """Pinned: the turn that stayed went on counting from its last mark, as if the peer had played on."""
+    world = late_world(600)
+    world.say(TEXT, "a")
+    world.say("Eight nine ten.", "b")
+    world.run(1550)
+    world.send(m.Clear("b"))
+    world.run(400)
+    world.send(m.Clear("a"))
+    cleared = {event.turn: event for event in world.of(m.Cleared)}
+    assert cleared["a"].basis == "marks" and 940 <= cleared["a"].heard_ms <= 970
+
+
+def test_what_a_pause_took_back_is_not_played_until_the_peer_says_so() -> None:
+    """Pinned: a pause before the peer had begun ended our mark behind the first frame. Then our schedule counted, and a
+    clear of the next turn lost speech."""
+    world = late_world(2000)
+    world.send(m.Text("One two.", "a"))  # 400 ms
+    world.send(m.Flush("a"))
+    world.run(1900)
+    world.send(m.PauseSpeech())
+    world.run(500)
+    world.send(m.End("a"))
+    world.say("Three four five.", "b")
+    world.send(m.ResumeSpeech())
+    world.run(350)
+    n_before = len(world.frames)
+    assert frames_since(world, 0, 2), "it is sent ahead of time"
+    world.send(m.Clear("b"))
+    world.run(6000)
+    assert frames_since(world, n_before, 1) == 20, "nothing of it was played"
+    assert [done.turn for done in world.of(m.Done)] == ["a"]
+
+
+def test_what_a_leg_still_holds_is_not_heard() -> None:
+    """Pinned: a leg that sends longer messages than frames holds the rest, and the clock counted it."""
+    held = [0]
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=0))
+    world.session.attach_media(world.now_ns, marks=False, clears=True, n_held=lambda: held[0])
+    world.say(TEXT, "a")
+    world.run(610)
+    held[0] = 480  # 60 ms
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_ms, cleared.basis) == (560, "clock")
+
+
+def test_a_peer_that_runs_dry_in_a_turn_has_not_begun_the_turn_anew() -> None:
+    """Pinned: Genesys reports that it plays whenever its buffer was empty. The report behind a gap moved the whole
+    turn, and 0.8 s less counted as heard."""
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=400))
+    world.send(m.Text("One two three. ", "a"))  # 700 ms
+    world.send(m.Flush("a"))
+    world.run(0)
+    world.send(m.MediaPlayback("playing"))  # at once
+    world.run(1000)
+    world.send(m.MediaPlayback("playing"))
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_text, cleared.basis) == ("One two three.", "clock") and cleared.heard_ms >= 700
+
+
+def test_a_peer_that_stops_in_the_middle_of_speech_is_asked_more_often() -> None:
+    """The mark at the end of the sentence comes 300 ms later than the one before it. From then on marks of ours stand
+    every 100 ms, and nothing counts as heard beyond the first that has not come back."""
+    world = late_world(0)
+    world.send(m.Text(f"{TEXT} ", "a"))
+    world.run(1000)
+    world._peer_end_ns += 300_000_000
+    n_before = len([effect for effect in world.log if isinstance(effect, m.MediaMark)])
+    assert n_before == 2, "the mark before all speech, and the one behind the first frame"
+    world.run(2000)
+    world.send(m.Text(TEXT, "a", last=True))
+    world.run(800)
+    marks = [effect for effect in world.log if isinstance(effect, m.MediaMark)]
+    assert 8 <= len(marks) - n_before <= 14
+    world._peer_end_ns += 400_000_000  # it plays the 200 ms that it has, and stops
+    world.run(500)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert 2700 <= cleared.heard_ms <= 2830
