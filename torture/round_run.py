@@ -33,7 +33,7 @@ _WARM_CALL = CallHistory(
     "native", 1, 0, (*[Step(0, "config")] * 30, *[Step(0, "play")] * 3), "close_now",
     {"codec": "ulaw", "rate": 8000, "ptime_ms": 20, "audio": "binary", "lead_ms": 200},
 )  # fmt: skip
-"""Sounds and the model that detects voices are loaded by threads that stay."""
+"""Sounds and the model that detects voices are loaded by threads that stay: as many as have work at once."""
 _THREADS_SPARE = 2
 """Pools start threads when there is more to do at once."""
 
@@ -118,7 +118,7 @@ async def warm_up(subject: Subject) -> Holdings:
     doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot")}.get(subject.shape, _WARM_DOORS)
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in doors)
-        await asyncio.gather(*(run_call(call, n, around) for call in (*calls, _WARM_CALL)))
+        await asyncio.gather(*(run_call(call, n, around) for call in (*calls, *[_WARM_CALL] * 4)))
     await quiet(subject)
     return subject.holdings()
 
