@@ -20,7 +20,8 @@ export class ServerError extends Error {
 // The response to a request. Throws ServerError for every status that is not a success.
 export async function ask(path, options = {}) {
   const headers = { ...options.headers };
-  if (token) headers.Authorization = `Bearer ${token}`;
+  const used = token;
+  if (used) headers.Authorization = `Bearer ${used}`;
   const how = { credentials: "omit", redirect: "error", ...options, headers };
   let response;
   try {
@@ -31,7 +32,7 @@ export async function ask(path, options = {}) {
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  if (response.status === 401) dispatchEvent(new Event("token-needed"));
+  if (response.status === 401 && used === token) dispatchEvent(new Event("token-needed")); // else one was given since
   throw new ServerError(response.status, told.error?.code ?? "", told.error?.message ?? response.statusText);
 }
 

@@ -43,11 +43,11 @@ addTexts({
   reduceHint: ["Makes a second version to compare. The recording itself stays as it is.", "生成第二个版本供比较，原始录音保持不变。"],
   lowered: ["The noise is {0} dB lower ({1}). Listen to both, then choose.", "噪声降低了 {0} dB（{1}）。请先试听再选择。"],
   cannotReduce: ["Noise can be reduced after pip install 'telephony-tts[denoise]' on the server.", "在服务器上执行 pip install 'telephony-tts[denoise]' 后即可降噪。"],
-  speechLevel: ["Level of the speech", "语音电平"],
-  noise: ["Noise in the pauses", "停顿处噪声"],
+  speechLevel: ["Speech", "语音"],
+  noise: ["Noise", "噪声"],
   noiseBelow: ["{0} dBFS, {1} dB below", "{0} dBFS，低 {1} dB"],
   clipping: ["Clipping", "削波"],
-  silence: ["Silence at both ends", "首尾静音"],
+  silence: ["Silence", "首尾静音"],
   length: ["Length", "长度"],
   rate: ["Rate", "采样率"],
   fine: ["good", "良好"],
@@ -505,11 +505,11 @@ async function make(event) {
     const response = await ask("v1/voices", { method: "POST", body, headers: { Accept: "text/event-stream" } });
     const [kind, told] = await lastEvent(response);
     if (kind === "error") throw Object.assign(new Error(told.message), { code: told.code });
+    await loadVoices();
     form.status.value = [t("madeVoice", told.name, told.kept_s.toFixed(1), told.source_s.toFixed(1)), ...told.warnings].join(" ");
     made = `${told.engine}/${told.name}`;
     form.tryMade.hidden = false;
     form.tryMade.focus();
-    await loadVoices();
   } catch (error) {
     form.status.value = "";
     tell({ voice_exists: t("exists"), not_yours: t("notYours") }[error.code] ?? error.message);

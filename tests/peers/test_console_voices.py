@@ -182,12 +182,12 @@ async def make(shown: Page) -> None:
 
 
 FINDINGS = [
-    ("good", "good", "Noise in the pauses", "good"),
-    ("noisy", "good", "Noise in the pauses", "noisy"),
+    ("good", "good", "Noise", "good"),
+    ("noisy", "good", "Noise", "noisy"),
     ("clipped", "bad", "Clipping", "clipped"),
     ("short", "bad", "Length", "too short"),
     ("long", "bad", "Length", "too long"),
-    ("silent", "bad", "Level of the speech", "silent"),
+    ("silent", "bad", "Speech", "silent"),
     ("telephone", "bad", "Rate", "16000 Hz or more"),
     ("stereo", "good", "Length", "good"),
 ]
@@ -276,16 +276,16 @@ def test_noise_is_reduced_on_demand_and_the_user_chooses_the_version(
             await shown.click("#reduce-noise")
             await shown.until("document.querySelector('#version-denoised') !== null", MAKER_S)
             before, after = [
-                float(re.match(r"(-?\d+) dBFS", (await rows(shown, name))["Noise in the pauses"][0]).group(1))  # type: ignore[union-attr]
+                float(re.match(r"(-?\d+) dBFS", (await rows(shown, name))["Noise"][0]).group(1))  # type: ignore[union-attr]
                 for name in ("recording", "denoised")
             ]
             assert after < before - 8, "the noise is lower"
             level = {
-                name: float((await rows(shown, name))["Level of the speech"][0].split()[0])
+                name: float((await rows(shown, name))["Speech"][0].split()[0])
                 for name in ("recording", "denoised")
             }
             assert abs(level["recording"] - level["denoised"]) <= 1, "the speech is not"
-            assert (await rows(shown, "denoised"))["Noise in the pauses"][1] == "good"
+            assert (await rows(shown, "denoised"))["Noise"][1] == "good"
             pictures = [await painted(shown, f"#version-{name} .spectrogram") for name in ("recording", "denoised")]
             assert pictures[1] < 0.8 * pictures[0], "and that is seen"
             await shown.until("document.querySelector('#version-denoised audio').duration > 5")
@@ -345,7 +345,7 @@ def test_the_microphone_is_recorded_with_progress_and_becomes_a_voice(
             await shown.until("/^(good|bad)$/.test(document.querySelector('#verdict p')?.className)", MAKER_S)
             figures = await rows(shown)
             assert float(figures["Length"][0].split()[0]) >= 4 and figures["Rate"][0] == "24000 Hz"
-            assert -40 < float(figures["Level of the speech"][0].split()[0]) < -6, figures
+            assert -40 < float(figures["Speech"][0].split()[0]) < -6, figures
             assert await shown.evaluate("document.querySelector('#record-progress').hidden")
             assert await text_of(shown, "#record") == "Record"
             await fill_form(shown, "anna", said="")

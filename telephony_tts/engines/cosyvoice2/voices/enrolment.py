@@ -135,9 +135,10 @@ def enrol(
     sizes = ModelSizes(model_dir)
     tell(CHECKING)
     source = read_recording(recording, max_read_s)
-    kept = prepared(source, trim)
+    kept, check = prepared(source, trim), checked(source)
     if denoise:
-        kept = prepared(reduced(source), trim)
+        source = reduced(source)
+        kept, check = prepared(source, trim), checked(source, check)
     tell(EXTRACTING)
     origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
     if made_by:
@@ -151,7 +152,8 @@ def enrol(
         provenance=origin,
     )
     check_fit(name, features, sizes)
-    warnings = [*(each.message for each in recording_warnings(kept)), *transcript_warnings(transcript, kept.seconds)]
+    warnings = [each.message for each in recording_warnings(kept, check.snr_db)]
+    warnings += transcript_warnings(transcript, kept.seconds)
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
         warnings.append(f"it replaces the voice {name} of the model's own {SPEAKERS_FILE}")
     tell(STORING)
@@ -171,7 +173,7 @@ def check_recording(content: Path | bytes, *, denoise: bool = False, max_read_s:
         return {"recording": check.told()}
     quieter = reduced(source)
     how = {name: quieter.provenance[name] for name in DENOISED}
-    return {"recording": check.told(), "denoised": {**checked(quieter, check.problems).told(), **how}}
+    return {"recording": check.told(), "denoised": {**checked(quieter, check).told(), **how}}
 
 
 def denoised_wav(content: Path | bytes, max_read_s: float = MAX_READ_S) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice import (
     clipped_share,
     frame_levels_db,
     judged,
+    speech_span,
 )
 
 GOOD_S = 5.0
@@ -29,7 +29,11 @@ MIN_ABOVE_TELEPHONE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class RecordingCheck:
-    """The figures of a recording, and what was found. Levels and noise are those of the part that would be kept."""
+    """The figures of a recording, and what was found.
+
+    Levels and noise are those of the part that would be kept. For a version with less noise they are those of the same
+    part: its own may have lost a pause that is silent now.
+    """
 
     rate_hz: int
     channels: int
@@ -44,6 +48,8 @@ class RecordingCheck:
     """Between both."""
     clipped_share: float
     findings: tuple[Finding, ...]
+    span: slice
+    """The samples that were measured."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -52,36 +58,39 @@ class RecordingCheck:
 
     def told(self) -> dict[str, Any]:
         """As values of JSON."""
-        figures = {name: round(value, 4) for name, value in asdict(self).items() if name != "findings"}
+        values = asdict(self).items()
+        figures = {name: round(value, 4) for name, value in values if name not in ("findings", "span")}
         findings = [{"code": e.code, "message": e.message, "is_problem": e.is_problem} for e in self.findings]
         return {**figures, "findings": findings}
 
 
-def checked(recording: Recording, known: Sequence[Finding] = ()) -> RecordingCheck:
+def checked(recording: Recording, original: RecordingCheck | None = None) -> RecordingCheck:
     """The check of a recording. It raises nothing: what is wrong is a finding.
 
-    `known`: the problems of the recording that it was made from. They remain, also if they do not show any more.
+    `original`: the check of the recording that it was made from. Its problems remain, even if they no longer show.
     """
     kept, found = judged(recording)
+    known = original.problems if original is not None else ()
     problems = [*known, *(each for each in found if each.code not in {other.code for other in known})]
-    warnings = [] if problems else recording_warnings(kept)
-    noise_dbfs, level_dbfs = _pauses_and_speech(kept)
+    span = original.span if original is not None else _span(recording)
+    noise_dbfs, level_dbfs = _pauses_and_speech(recording, span)
+    snr_db = level_dbfs - noise_dbfs
+    warnings = [] if problems else recording_warnings(kept, snr_db)
     return RecordingCheck(
-        recording.rate_hz, recording.n_channels, recording.seconds, kept.seconds, level_dbfs, noise_dbfs,
-        level_dbfs - noise_dbfs, clipped_share(recording.wave), (*problems, *warnings),
+        recording.rate_hz, recording.n_channels, recording.seconds, kept.seconds, level_dbfs, noise_dbfs, snr_db,
+        clipped_share(recording.wave), (*problems, *warnings), span,
     )  # fmt: skip
 
 
-def recording_warnings(recording: Recording) -> list[Finding]:
-    """Warnings about a recording that is accepted but may make a poor voice."""
+def recording_warnings(recording: Recording, snr_db: float) -> list[Finding]:
+    """Warnings about a recording that is accepted but may make a poor voice. It is the part that is kept."""
     found = []
     if recording.seconds < GOOD_S:
         told = f"it holds only {recording.seconds:.1f} s: {GOOD_S:.0f} to 15 s usually give a better likeness"
         found.append(Finding("short", told))
-    pauses, speech = _pauses_and_speech(recording)
-    if speech - pauses < MIN_CONTRAST_DB:
+    if snr_db < MIN_CONTRAST_DB:
         told = (
-            f"its quietest tenth is only {speech - pauses:.0f} dB below its loudest: there is noise, an echo or "
+            f"its quietest tenth is only {snr_db:.0f} dB below its loudest: there is noise, an echo or "
             "music behind the voice, and the model imitates that; record in a quiet room"
         )
         found.append(Finding("noisy", told))
@@ -93,9 +102,14 @@ def recording_warnings(recording: Recording) -> list[Finding]:
     return found
 
 
-def _pauses_and_speech(recording: Recording) -> tuple[float, float]:
-    """The levels of the pauses and of the speech, in dBFS."""
+def _span(recording: Recording) -> slice:
     levels = frame_levels_db(recording.wave, recording.rate_hz)
+    return speech_span(recording.rate_hz, levels) if levels.numel() else slice(0, 0)
+
+
+def _pauses_and_speech(recording: Recording, span: slice) -> tuple[float, float]:
+    """The levels of the pauses and of the speech, in dBFS."""
+    levels = frame_levels_db(recording.wave[span], recording.rate_hz)
     if not levels.numel():
         return -120.0, -120.0
     return float(levels.quantile(PAUSE_SHARE)), float(levels.quantile(LOUD_SHARE))

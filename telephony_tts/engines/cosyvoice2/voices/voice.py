@@ -442,11 +442,16 @@ def frame_levels_db(wave: Tensor, rate_hz: int) -> Tensor:
 
 def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
     """The waveform without the silence at its ends, but with KEEP_BEFORE_S and KEEP_AFTER_S of it."""
+    return wave[speech_span(rate_hz, levels_db)]
+
+
+def speech_span(rate_hz: int, levels_db: Tensor) -> slice:
+    """The samples that `trimmed` keeps."""
     n = max(rate_hz // 100, 1)
     loud = torch.nonzero(levels_db > levels_db.max() - TRIM_DB)[:, 0]
     first = max(int(loud[0]) * n - int(KEEP_BEFORE_S * rate_hz), 0)
     end = (int(loud[-1]) + 1) * n + int(KEEP_AFTER_S * rate_hz)
-    return wave[first:end]
+    return slice(first, end)
 
 
 def beginning(wave: Tensor, rate_hz: int) -> Tensor:
