@@ -18,7 +18,7 @@ def fits(n_channels: int) -> bool:
     """Whether the kernels can do this on this machine with so many channels."""
     if not kernels.available() or "avx512_bf16" not in kernels.cpu_flags():
         return False
-    n_outputs = functions().bfloat16_outputs()
+    n_outputs: int = functions().bfloat16_outputs()
     return n_outputs > 0 and n_channels % n_outputs == 0
 
 
