@@ -119,16 +119,16 @@ void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layou
     }
 }
 
-// A `tile` of `n` outputs, or of kPanel if there are more
-template <int R, class Each>
-void vectors_of(int n, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+// `tiles` of `n` outputs, or of kPanel if there are more
+template <class Each>
+void vectors_of(int n, int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n / kLanes) {
-        case 1: return tile<R, 1, false>(a, lda, w, layout, k4, each);
+        case 1: return tiles<1>(n_rows, a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 2: return tile<R, 2, false>(a, lda, w, layout, k4, each);
-        case 3: return tile<R, 3, false>(a, lda, w, layout, k4, each);
+        case 2: return tiles<2>(n_rows, a, lda, w, layout, k4, each);
+        case 3: return tiles<3>(n_rows, a, lda, w, layout, k4, each);
 #endif
-        default: return tile<R, kVectors, false>(a, lda, w, layout, k4, each);
+        default: return tiles<kVectors>(n_rows, a, lda, w, layout, k4, each);
     }
 }
 
@@ -578,18 +578,31 @@ inline void weigh(const int16_t* weights, long width, const int8_t* values, long
     for (int r = 0; r < R; r++) for (int v = 0; v < kVectors; v++) each(r, v, sums[r][v]);
 }
 
-// One head, R queries. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
+template <class Each>
+void weigh(int n_rows, const int16_t* weights, long width, const int8_t* values, long d_stored, int n_pairs, const Each& each) {
+    switch (n_rows) {
+        case 1: return weigh<1>(weights, width, values, d_stored, n_pairs, each);
+        case 2: return weigh<2>(weights, width, values, d_stored, n_pairs, each);
+        case 3: return weigh<3>(weights, width, values, d_stored, n_pairs, each);
+        case 4: return weigh<4>(weights, width, values, d_stored, n_pairs, each);
+#if defined(__AVX512VNNI__)
+        case 5: return weigh<5>(weights, width, values, d_stored, n_pairs, each);
+        case 6: return weigh<6>(weights, width, values, d_stored, n_pairs, each);
+#endif
+    }
+}
+
+// One head, kRows queries at most. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
 // whole number of 14 bits in steps of `step` for the head. value_steps [width]: scales of the values, divided by `step`
-template <int R>
-void attend_rows(const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
+void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_pieces, int width, const float* value_steps,
                  float step, char* memory, float* out, long ldo) {
-    float* scores = (float*)memory;                           // [R][width]
-    int16_t* weights = (int16_t*)(scores + (long)R * width);  // [R][width]
+    float* scores = (float*)memory;                            // [kRows][width]
+    int16_t* weights = (int16_t*)(scores + (long)kRows * width);  // [kRows][width]
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
-    int8_t queries[R * kLargestHead];
-    Row rows[R];
-    float factor[R], scale[R];
-    for (int j = 0; j < R; j++) {
+    int8_t queries[kRows * kLargestHead];
+    Row rows[kRows];
+    float factor[kRows], scale[kRows];
+    for (int j = 0; j < r; j++) {
         rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
         scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
     }
@@ -599,15 +612,15 @@ void attend_rows(const float* q, long ldq, const Head* heads, int n_pieces, int 
         for (int c = 0; c < head.n; c += kPanel) {
             float* to = scores + at + c;
             const float* key_scales = head.key_scales + c;
-            vectors_of<R>(head.padded() - c, queries, d_head, head.keys + (long)c * d_head,
+            vectors_of(head.padded() - c, r, queries, d_head, head.keys + (long)c * d_head,
                        Layout{4 * kLanes, (long)kLanes * d_head}, d_head / 4, [&](int j, int v, Ints sums) {
                            store(to + (long)j * width + v * kLanes,
                                  to_floats(sums - 128 * rows[j].total) * load<Floats>(key_scales + v * kLanes));
                        });
         }
-        for (int j = 0; j < R; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
+        for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
-    for (int j = 0; j < R; j++) {
+    for (int j = 0; j < r; j++) {
         Floats total = {}, most = splat(-INFINITY);
         const float* of_row = scores + (long)j * width;
         for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(of_row + c));
@@ -621,32 +634,18 @@ void attend_rows(const float* q, long ldq, const Head* heads, int n_pieces, int 
         factor[j] = step / sum(total);
     }
     for (int d = 0; d < d_head; d += kPanel) {
-        Floats result[R][kVectors] = {};
+        Floats result[kRows][kVectors] = {};
         at = 0;
         for (int p = 0; p < n_pieces; at += heads[p++].padded())
             for (int c = 0, n = heads[p].padded(); c < n; c += kSummed)
-                weigh<R>(weights + at + c, width, heads[p].values + (long)c * d_stored + 2 * d, d_stored,
+                weigh(r, weights + at + c, width, heads[p].values + (long)c * d_stored + 2 * d, d_stored,
                       (n - c < kSummed ? n - c : kSummed) / 2,
                       [&](int j, int v, Ints sums) { result[j][v] += to_floats(sums); });
-        for (int j = 0; j < R; j++) {
+        for (int j = 0; j < r; j++) {
             float found[kPanel];
             for (int v = 0; v < kVectors; v++) store(found + v * kLanes, result[j][v] * factor[j]);
             memcpy(out + j * ldo + d, found, sizeof(float) * (d_head - d < kPanel ? d_head - d : kPanel));
         }
-    }
-}
-
-void attend_rows(int n_rows, const float* q, long ldq, const Head* heads, int n_pieces, int width, const float* value_steps,
-                 float step, char* memory, float* out, long ldo) {
-    switch (n_rows) {
-        case 1: return attend_rows<1>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-        case 2: return attend_rows<2>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-        case 3: return attend_rows<3>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-        case 4: return attend_rows<4>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-#if defined(__AVX512VNNI__)
-        case 5: return attend_rows<5>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-        case 6: return attend_rows<6>(q, ldq, heads, n_pieces, width, value_steps, step, memory, out, ldo);
-#endif
     }
 }
 
@@ -698,7 +697,7 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
             last.n = n_last + i + left;
             const int n_tiles = (left + kRows - 1) / kRows;
             r = (left + n_tiles - 1) / n_tiles;
-            attend_rows(r, q + i * 3 * d, 3 * d, heads.data(), n_pieces, width, value_steps, step, memory,
+            attend_rows(q + i * 3 * d, 3 * d, r, heads.data(), n_pieces, width, value_steps, step, memory,
                         out + ((long)row * m + i) * d + h * d_head, d);
         }
     });

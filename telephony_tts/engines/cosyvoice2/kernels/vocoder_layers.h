@@ -51,6 +51,7 @@ IN_BFLOAT16 void convolve(const SnakeConv& of, const uint16_t* rows, int panel, 
     const uint16_t* w = of.weights + (long)panel * of.kernel * of.d * kPanel;
     for (int tap = 0; tap < of.kernel; tap++, rows += (long)of.dilation * of.d)
         for (int k = 0; k < of.d; k += 8)
+#pragma GCC unroll 4
             for (int u = k; u < k + 8; u += 2, w += 2 * kPanel) {
                 __m512bh column[kVectors];
                 for (int v = 0; v < kVectors; v++) column[v] = load<__m512bh>(w + 2 * kLanes * v);

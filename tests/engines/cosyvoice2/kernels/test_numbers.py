@@ -316,9 +316,8 @@ def test_a_map_of_no_rows_gives_no_rows() -> None:
 # --------------------------------------------------------------- a step of a language model
 
 
-@pytest.mark.parametrize("factor", [1.0, 300.0, 3000.0])
-def test_a_step_in_one_call_is_its_layers(factor: float) -> None:
-    """Also if gates lie far below -88, where e^-x has no float32."""
+def small_lm(factor: float = 1.0) -> LanguageModel:
+    """Its gates are `factor` times as large as usual."""
     config = LmConfig(d_model=36, n_layers=2, n_heads=6, n_kv_heads=2, d_ff=50)
     d, d_head, d_ff = config.d_model, config.d_head, config.d_ff
 
@@ -336,7 +335,27 @@ def test_a_step_in_one_call_is_its_layers(factor: float) -> None:
         )
 
     tables = {EmbeddingTable.CONTROL: torch.zeros(2, d)}
-    lm = LanguageModel(config, tables, [layer(10), layer(20)], torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
+    return LanguageModel(config, tables, [layer(10), layer(20)], torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
+
+
+def test_a_prompt_has_the_bits_of_its_rows_one_by_one() -> None:
+    """Of few rows and of many, behind other positions; another slot stays as it is."""
+    lm = small_lm()
+    cache, other = lm.new_cache(3, 60), lm.new_cache(3, 60)
+    for n in (2, 40):
+        x = randn(n, lm.config.d_model, seed=n)
+        together = lm.extend(x, 1, cache)
+        one_by_one = torch.cat([lm.decode(row[None], [1], other) for row in x])
+        assert torch.equal(together, one_by_one)
+    assert torch.equal(cache.data, other.data) and cache.lengths[1] == other.lengths[1] == 42
+    assert not cache.data[:, :, [0, 2]].any() and cache.data[:, :, 1, :, :42].all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 300.0, 3000.0])
+def test_a_step_in_one_call_is_its_layers(factor: float) -> None:
+    """Also if gates lie far below -88, where e^-x has no float32."""
+    lm = small_lm(factor)
+    d = lm.config.d_model
     cache, other = lm.new_cache(3, 20), lm.new_cache(3, 20)
     for step in range(4):
         x, slots, starts = randn(2, d, seed=step), [2, 0], [other.room(2, 1), other.room(0, 1)]

@@ -18,7 +18,7 @@ def fits(n_channels: int) -> bool:
     """Whether the kernels can do this on this machine with so many channels."""
     if not kernels.available() or "avx512_bf16" not in kernels.cpu_flags():
         return False
-    n_outputs = functions().bfloat16_outputs()
+    n_outputs: int = functions().bfloat16_outputs()
     return n_outputs > 0 and n_channels % n_outputs == 0
 
 
@@ -40,7 +40,10 @@ class Bfloat16SnakeConv:
 
     def __call__(self, x: Tensor, left: int, right: int, add: Tensor | None = None) -> Tensor:
         """x float32 [B, T, C] with `left` zeros before it and `right` zeros after it -> [B, T', C] float32, plus `add`
-        of that shape."""
+        of that shape. Of a negative number so many columns are dropped instead."""
+        if left < 0 or right < 0:
+            x = x[:, max(0, -left) : x.shape[1] - max(0, -right)]
+            left, right = max(0, left), max(0, right)
         n_batch, n, d = x.shape
         n_out = n + left + right - self._n_lost
         y = x.new_empty(n_batch, n_out, d)
