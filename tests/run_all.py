@@ -5,8 +5,8 @@ Tests marked `alone` judge the clock or the machine and compute much; they run o
 Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
 every other process at once, so they do not make the others late.
 
-A timed test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts:
-the passes take each other's CPU time, which no user's machine does. The report lists these tests.
+A test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts: the passes
+take each other's CPU time, which no user's machine does. The report lists these tests.
 
 The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
 quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.
@@ -35,7 +35,7 @@ N_WAITING = 1
 MIN_IDLE_SHARE = 0.6
 """Of the cores' time, for a machine that counts as quiet."""
 MAX_AGAIN = 10
-"""With more timed tests that failed something is broken, and they are not run again."""
+"""With more tests that failed something is broken, and they are not run again."""
 
 
 @dataclass(slots=True)
@@ -72,23 +72,23 @@ def run(n_processes: int, options: Sequence[str]) -> int:
             passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", *more], report))
             return passes[-1]
 
+        to = f"--failures-to={failures}"
+
         def judge_the_clock() -> list[int]:
-            to = f"--failures-to={failures}"
             return [begin("timed", min(n_processes, N_TIMED), to).wait(), begin("alone", 1, to).wait()]
 
         try:
             if n_processes < 2 or not is_quiet():
-                first = begin("beside", n_processes).wait()
-                clocked = judge_the_clock()
+                statuses = [begin("beside", n_processes, to).wait(), *judge_the_clock()]
             else:
-                beside = begin("beside", n_processes + N_WAITING, report=output)
-                clocked = judge_the_clock()
+                beside = begin("beside", n_processes + N_WAITING, to, report=output)
+                statuses = judge_the_clock()
                 set_scheduler(beside.process.pid, os.SCHED_OTHER)
-                first = beside.wait()
+                statuses.append(beside.wait())
                 show(beside, output)
             again = lines_of(failures)
-            if combined(clocked) == FAILED and len(again) <= MAX_AGAIN:
-                clocked = [begin("again", 1, f"--only-these={failures}").wait()]
+            if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
+                statuses = [begin("again", 1, f"--only-these={failures}").wait()]
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -98,9 +98,9 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         if lines := lines_of(retried):
             print("== these failed while the machine stalled and were run once more:", *lines, sep="\n")
         if passes[-1].name == "again":
-            verdict = "passed" if clocked == [PASSED] else "did not all pass"
+            verdict = "passed" if statuses == [PASSED] else "did not all pass"
             print(f"== these failed beside other tests, and {verdict} with nothing beside them:", *again, sep="\n")
-    return combined([first, *clocked])
+    return combined(statuses)
 
 
 def lines_of(path: Path) -> list[str]:

@@ -123,42 +123,43 @@ def test_all_passes_run_and_one_failure_fails_the_run(
 FAILS_FIRST = """
 import pathlib, pytest
 
-def fails_until(n):
-    before = pathlib.Path("n_runs")
+def fails_until(name, n):
+    before = pathlib.Path(name)
     n_runs = int(before.read_text()) if before.exists() else 0
     before.write_text(str(n_runs + 1))
     assert n_runs >= n
 
 @pytest.mark.timed
-@pytest.mark.parametrize("n", [{n}])
-def test_timed(n):
-    fails_until(n)
+def test_timed():
+    fails_until("timed", {timed})
 
 @pytest.mark.alone
 def test_alone():
     pass
 
 def test_unmarked():
-    assert {is_well}
+    fails_until("unmarked", {unmarked})
 """
 
 
-@pytest.mark.parametrize(("n", "is_well", "status"), [(1, True, 0), (1, False, 1), (5, True, 1)])
-def test_a_timed_test_that_failed_runs_once_more_at_the_end(
-    tmp_path: Path, n: int, is_well: bool, status: int
+@pytest.mark.parametrize(("timed", "unmarked", "status"), [(1, 0, 0), (0, 1, 0), (1, 1, 0), (5, 1, 1), (1, 5, 1)])
+def test_a_test_that_failed_beside_others_runs_once_more_at_the_end(
+    tmp_path: Path, timed: int, unmarked: int, status: int
 ) -> None:
     """Its second verdict counts, and no other test's failure is forgotten."""
     project(tmp_path)
-    name = f"test_it.py::test_timed[{n}]"
-    (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(n=n, is_well=is_well))
+    (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(timed=timed, unmarked=unmarked))
     done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
     assert done.returncode == status, done.stdout
-    assert (tmp_path / "n_runs").read_text() == "2"
+    failing = {name: n for name, n in (("timed", timed), ("unmarked", unmarked)) if n}
+    for name in ("timed", "unmarked"):
+        assert (tmp_path / name).read_text() == ("2" if name in failing else "1")
     again = done.stdout.partition("== again\n")[2]
-    assert set(re.findall(r"(?:PASSED|FAILED) \S+", again)) == {f"{'PASSED' if n == 1 else 'FAILED'} {name}"}
-    outcome = "passed" if n == 1 else "did not all pass"
+    wanted = {f"{'PASSED' if n == 1 else 'FAILED'} test_it.py::test_{name}" for name, n in failing.items()}
+    assert set(re.findall(r"(?:PASSED|FAILED) \S+", again)) == wanted
+    outcome = "passed" if status == 0 else "did not all pass"
     told = f"== these failed beside other tests, and {outcome} with nothing beside them:"
-    assert again.splitlines()[-2:] == [told, name]
+    assert sorted(again.partition(f"{told}\n")[2].split()) == [f"test_it.py::test_{name}" for name in failing]
 
 
 MANY_FAIL = """

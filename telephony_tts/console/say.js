@@ -10,7 +10,7 @@ const MOST_TURNS = 50;
 const FRAME_MS = 20;
 const LATE_MS = 20; // a frame is late when less than this is left until it must be played
 const TELL_GAP_MS = 300; // a gap that is longer is told while it lasts
-const BEHIND_MS = 500; // a turn is over for the listener when no more than this is left of it
+const BEHIND_MS = 60; // a turn is over for the listener when no more than this, and what is in the loudspeaker, is left of it
 const UNDER_WAY_MS = 3_000; // sound of a turn that is over for the server may still come for so long
 const UNUSED_MS = 120_000; // then the page leaves its call: others may need the room
 
@@ -171,10 +171,12 @@ function begun(turn, { at }) {
   if (gapMs > TELL_GAP_MS) field("say-state").value = t("goesOn", Math.round(gapMs));
 }
 
+const isBehind = (turn) => heardMs(turn) < turn.audioMs - BEHIND_MS - 1000 * call.outputLatency;
+
 function wentDry(turn, { at, isAtMark }) {
   turn.dryAt = at;
   if (turn.over) {
-    const waitMs = heardMs(turn) < turn.audioMs - BEHIND_MS ? UNDER_WAY_MS : 0;
+    const waitMs = isBehind(turn) ? UNDER_WAY_MS : 0;
     setTimeout(() => turn.dryAt === at && turn.over?.(), waitMs);
   }
   if (isAtMark) return;
@@ -225,7 +227,7 @@ function done(turn, event) {
     update();
   };
   // The server does not wait long for a late network. What is here, or under way, is still heard to its end.
-  if (turn.startSample !== null && heardMs(turn) < event.audio_ms - BEHIND_MS) turn.over = over;
+  if (turn.startSample !== null && isBehind(turn)) turn.over = over;
   else over();
 }
 

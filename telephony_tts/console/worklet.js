@@ -153,7 +153,7 @@ class Speaker extends AudioWorkletProcessor {
   }
   process(_inputs, [[left, ...others]]) {
     let isDry = false;
-    if (this.fillUntil !== null && (currentTime >= this.fillUntil || this.marks.length)) this.begin();
+    if (this.fillUntil !== null && currentTime >= this.fillUntil) this.begin();
     for (let i = 0; i < left.length; i++) {
       if (this.isIdle) {
         left[i] = 0;

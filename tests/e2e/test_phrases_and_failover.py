@@ -152,6 +152,7 @@ class Faulty(FakeEngine):
         return super().synthesize(utterance)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("fault", "reasons", "n_asked"),
     [("hangs", ["timeout", "timeout", "open"], 2), ("fails", ["failed", "failed", "open"], 2),

@@ -44,7 +44,7 @@ def broken(data: bytes) -> None:
     if b"deep" in data:
         raise RecursionError
     if b"slow" in data:
-        sum(range(8_000_000))
+        sum(range(40_000_000))
     if b"much" in data:
         globals()["_kept"] = b"x" * (200 << 20)
 
