@@ -5,8 +5,8 @@ Tests marked `alone` judge the clock or the machine and compute much; they run o
 Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
 every other process at once, so they do not make the others late.
 
-A test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts: the passes
-take each other's CPU time, which no user's machine does. The report lists these tests.
+A test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts: the
+passes take each other's CPU time, which no user's machine does. The report lists these tests.
 
 The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
 quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.

@@ -70,8 +70,8 @@ def step_clock() -> None:
 
 
 def n_threads() -> int:
-    """How many threads the process has, without one of each name that a pool gives: a pool starts them when it first has
-    work, and they stay. Another pool of the same name counts."""
+    """How many threads the process has, without one of each name that a pool gives. A pool starts its threads when it
+    first has work, and they stay. Another pool of the same name counts."""
     names = [thread.name for thread in threading.enumerate()]
     return len(names) - len({name for name in names if name.startswith(_POOLS)})
 

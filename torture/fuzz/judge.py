@@ -15,6 +15,7 @@ MOST_MS = 50.0
 """The longest that one input may take. The event loop of all calls stands still for so long."""
 MOST_MB = 64.0
 """By how much the process may grow for one input."""
+_ROOT = Path(__file__).resolve().parents[2]
 _NS_PER_MS = 1_000_000
 _TRIES = 3
 _KB_PER_MB = 1024 if sys.platform != "darwin" else 1024 * 1024
@@ -95,8 +96,9 @@ class Judge:
 
 
 def _told(error: Exception) -> str:
-    """The traceback. It may quote an input, which has any characters."""
-    return "".join(traceback.format_exception(error))[-2_000:].encode("ascii", "backslashreplace").decode()
+    """The traceback, without the place of this folder. It may quote an input, which has any characters."""
+    told = "".join(traceback.format_exception(error)).replace(f"{_ROOT}/", "")
+    return told[-2_000:].encode("ascii", "backslashreplace").decode()
 
 
 def _forget_peak() -> None:

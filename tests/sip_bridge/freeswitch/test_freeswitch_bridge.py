@@ -376,6 +376,7 @@ def test_invalid_channel_names(name: str) -> None:
         (f"/tmp/{UUID}_0.tmp.wav", False),
         (f"/tmp/{UUID}_.tmp.r8", False),
         (f"/{'x' * 250}/{UUID}_0.tmp.r8", False),
+        (f"/..tmp/{UUID}_1.tmp.r8", True),  # a folder with an odd name, and no way upwards
         ("", False),
     ],
 )
