@@ -34,7 +34,7 @@ N_WAITING = 1
 """So many more unmarked tests run beside the others than there are cores: a `slow` test often waits for a process."""
 MIN_IDLE_SHARE = 0.6
 """Of the cores' time, for a machine that counts as quiet."""
-MAX_AGAIN = 10
+MAX_AGAIN = 20
 """With more tests that failed something is broken, and they are not run again."""
 
 
