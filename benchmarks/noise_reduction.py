@@ -36,7 +36,7 @@ from telephony_tts.engines.hibari import HibariEngine
 
 _EXAMPLES = """examples:
   python benchmarks/noise_reduction.py
-  python benchmarks/noise_reduction.py --noisereduce /tmp/noisereduce
+  python benchmarks/noise_reduction.py --noisereduce DIR
 """
 _TEXT = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"
 _HZ = 24_000

@@ -63,6 +63,20 @@ class Tones(FakeEngine):
                 yield chunk
 
 
+class Witness(Tones):
+    """Also keeps the utterances that it was asked for."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.asked: list[Utterance] = []
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        self.asked.append(utterance)
+        async with aclosing(super().synthesize(utterance)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
 class Rig:
     """A running server and how to reach it."""
 

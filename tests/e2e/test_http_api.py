@@ -23,7 +23,7 @@ import soundfile
 from http_peer import BOUNDARY, Answer, HttpPeer, ask, ask_json, http_peer, multipart, request
 from neighbour import neighbour
 from raw_peer import raw_peer
-from rig import Tones, correlation, rendering, run, serving, until
+from rig import Tones, Witness, correlation, rendering, run, serving, until
 from served import process
 
 from telephony_tts.engines.api import Chunk, Utterance
@@ -133,20 +133,6 @@ def test_every_way_to_ask(way: str) -> None:
             assert rig.engine.spoken == SENTENCES  # type: ignore[attr-defined]
 
     run(main)
-
-
-class Witness(Tones):
-    """Records whole utterances."""
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        self.asked: list[Utterance] = []
-
-    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
-        self.asked.append(utterance)
-        async with aclosing(super().synthesize(utterance)) as chunks:
-            async for chunk in chunks:
-                yield chunk
 
 
 def test_every_option_reaches_the_engine() -> None:

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 for folder in ("e2e", "fronts"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
+
+
+@pytest.fixture(scope="module")
+def devtools() -> Iterator[str]:
+    """A browser that keeps what the console plays."""
+    from browser import chromium
+    from console_page import recorder_served
+
+    with chromium() as address, recorder_served():
+        yield address

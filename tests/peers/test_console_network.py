@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import Page, chromium
-from console_page import console, recorder_served
+from browser import Page
+from console_page import console
 from late_network import HOST, LateNetwork, late_network
 from rig import Rig, delayed_correlation, greeted, run, serving, until
 from test_console_say import FINE_HZ, LOUD, from_first_sound, said, sound_in, turn, type_and_enter
@@ -21,12 +21,6 @@ TEXT = "Hello, this is your bank. Your balance is forty two dollars and fifty ce
 LONG = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
 _ENDED = "(async () => (await import('./say.js')).turns[0].endedAt !== null)()"
 _NEWEST = "(await import('./say.js')).turns[0]"
-
-
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address, recorder_served():
-        yield address
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import wave
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from browser import Page, chromium
-from console_page import console, picture, recorder_served, settled, violations
+from browser import Page
+from console_page import console, picture, settled, violations
 from media_peer import START, leg
 from rig import Rig, Tones, greeted, run, serving, until
 
@@ -41,12 +41,6 @@ FINDINGS = [
 ]
 TEXT = "This is a sentence that takes a while to be spoken, and then it goes on with some more words. " * 3
 BOSS: dict[str, Any] = {"tokens": ("bot", "boss"), "supervisor_tokens": ("boss",)}
-
-
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address, recorder_served():
-        yield address
 
 
 async def doctor() -> list[dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,11 @@ import pytest
 import soxr
 from browser import Page, chromium
 from console_page import console, recorder_served
-from rig import Tones, delayed_correlation, run, serving, until
+from rig import Tones, Witness, delayed_correlation, run, serving, until
 
 from telephony_tts import offline
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari_model import HibariModel
@@ -35,12 +32,6 @@ LOUD = 300
 """A sample louder than this, of 32768, is sound."""
 _ENDED = "(async () => (await import('./say.js')).turns[0].endedAt !== null)()"
 _OVER = "document.querySelector('.turn:first-child .unheard, .turn:first-child .heard:only-child') !== null"
-
-
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address, recorder_served():
-        yield address
 
 
 async def type_and_enter(shown: Page, text: str) -> None:
@@ -318,23 +309,9 @@ def test_the_page_leaves_nothing_behind(devtools: str) -> None:
     run(main)
 
 
-class Asked(Tones):
-    """The fake engine, which also keeps the utterances that it was asked for."""
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        self.asked: list[Utterance] = []
-
-    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
-        self.asked.append(utterance)
-        async with aclosing(super().synthesize(utterance)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-
 def test_every_choice_reaches_the_engine(devtools: str) -> None:
     async def main() -> None:
-        one, two = Asked(name="one", voice_names=("ann", "bob")), Asked(name="two", voice_names=("cid", "dee"))
+        one, two = Witness(name="one", voice_names=("ann", "bob")), Witness(name="two", voice_names=("cid", "dee"))
         async with serving(catalog=Catalog([one, two])) as rig, console(devtools, rig) as shown:
             await type_and_enter(shown, "Good morning.")
             await shown.until(_ENDED)
@@ -398,7 +375,7 @@ def test_a_page_that_is_not_used_leaves_its_call_and_begins_another_one(devtools
 
 def test_a_bot_that_stalls_at_a_comma_is_as_slow_as_it_was_set(devtools: str) -> None:
     async def main() -> None:
-        engine = Asked()
+        engine = Witness()
         async with serving(engine) as rig, console(devtools, rig) as shown:
             await shown.choose("#how", "bot")
             await shown.choose("#tokens", "40")
