@@ -79,8 +79,11 @@ class SocketMover:
         fds: list[int] = []
         try:
             async with asyncio.timeout(MOVE_S):
-                await asyncio.get_running_loop().sock_sendall(connection, _GREETING)
-                kind = await _receive_fds(connection, fds)
+                try:
+                    await asyncio.get_running_loop().sock_sendall(connection, _GREETING)
+                    kind = await _receive_fds(connection, fds)
+                except (BrokenPipeError, ConnectionResetError, EOFError):
+                    return  # this front was stopped, and the other one goes on without it
                 if kind in answers:
                     answer = answers[kind]()
                     await asyncio.get_running_loop().sock_sendall(connection, _LENGTH.pack(len(answer)) + answer)

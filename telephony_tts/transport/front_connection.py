@@ -2,8 +2,8 @@
 noticing.
 
 A media leg names its call only in its first messages. Until then the bytes of the peer are kept. The front that owns
-the call reads them again, into a connection of its own. What it would answer to them was sent before, so its answers
-are dropped until all of them are read.
+the call reads them again, into a connection of its own. What it answers to them before the call is known was sent by
+the other front, so these answers are dropped.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class FrontConnection(CallConnection):
         self._claim = claim
         self._is_leg = moved is not None and moved.stage == "leg"
         self._is_replay = self._is_leg
+        """The moved bytes are being read: what comes from the peer waits until the connection is listened to."""
+        self._was_answered = False
+        """The other front has sent what is written now."""
         self._head_bytes = moved.head if moved is not None else b""
         self._kept: bytearray | None = bytearray()
         """All bytes of the peer behind its request, until its call is here."""
@@ -71,8 +74,9 @@ class FrontConnection(CallConnection):
     # ------------------------------------------------------- moving it away
 
     def settle(self) -> None:
-        """Its call is here: the bytes are not needed any more."""
+        """Its call is here: the bytes are not needed any more, and no other front has sent the answers from now on."""
         self._kept = None
+        self._was_answered = False
 
     def problem(self) -> str | None:
         """Why it cannot be moved. None if it can."""
@@ -133,7 +137,9 @@ class FrontConnection(CallConnection):
         self.request = _request_of(self._moved.head)
         self.request_rcvd.set_result(None)
         self._kept = bytearray(self._moved.read)
+        self._was_answered = True
         super(DirectConnection, self).data_received(self._moved.read)  # in one piece: it is not a flood
+        self._was_answered = False
 
     @property
     def own_host(self) -> str:
@@ -144,20 +150,29 @@ class FrontConnection(CallConnection):
         return addresses(self.transport) if self._moved is None else (self._moved.local, self._moved.remote)
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
+        # A leg that is listened to before its call is known was listened to at the other front too.
+        self._was_answered = self._is_replay and self._kept is not None
         super().listen(on_message, on_writable)
-        if self._is_replay:
-            assert self._moved is not None
-            self._is_replay = False
-            late = self._moved.unread + bytes(self._late)
-            self._late.clear()
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-            if late:
-                self.data_received(late)
+        self._was_answered = False
+        self._read_late()
 
     def end(self, code: int, reason: str) -> None:
-        self._is_replay = False  # a close is not among the answers that were sent before
+        self._was_answered = False  # the other front has closed nothing
         super().end(code, reason)
+        self._read_late()
+
+    def _read_late(self) -> None:
+        """Read on behind the moved bytes."""
+        if not self._is_replay:
+            return
+        assert self._moved is not None
+        self._is_replay = False
+        late = self._moved.unread + bytes(self._late)
+        self._late.clear()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+        if late:
+            self.data_received(late)
 
     # ------------------------------------------------- called by websockets
 
@@ -192,7 +207,7 @@ class FrontConnection(CallConnection):
         self._kept = kept
 
     def send_data(self) -> None:
-        if self._is_replay or self._is_gone:
+        if self._was_answered or self._is_gone:
             self.protocol.data_to_send()
         else:
             super().send_data()

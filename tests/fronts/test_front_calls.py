@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -25,8 +26,11 @@ from twilio_peer import TwilioPeer, calling, dialling
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
+from websockets.utils import accept_key
 
-from telephony_tts.transport.fronts import MAX_MOVED_BYTES
+from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.fronts.socket_mover import SocketMover
+from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MovedSocket
 
 pytestmark = pytest.mark.timed
 
@@ -409,11 +413,76 @@ def test_a_second_bot_is_refused_by_whichever_front_it_comes_to(server: FrontSer
             with server.stopped(owner):
                 second = asyncio.ensure_future(connect(server.url(call="CA-two"), proxy=None))
                 await asyncio.sleep(0.1)
-            socket = await second
-            told = json.loads(await asyncio.wait_for(socket.recv(), 5))
+            link = await second
+            told = json.loads(await asyncio.wait_for(link.recv(), 5))
             assert (told["type"], told["code"]) == ("error", "call_taken")
-            await socket.wait_closed()
-            assert socket.close_code == 4409
+            await link.wait_closed()
+            assert link.close_code == 4409
+
+    run(main)
+
+
+# ------------------------------------------- the handshake was answered by another front
+
+
+async def moved_after_handshake(server: FrontServer, front: int, call: str, messages: list[dict[str, Any]]) -> Bot:
+    """A bot whose handshake and `messages` another front has read before it moves the connection to `front`: while it
+    waited for a front that was stopped, that one got the call's other leg."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        opening = asyncio.ensure_future(connect(f"ws://127.0.0.1:{port}/v1/stream?call={call}", proxy=None))
+        taken, address = await loop.sock_accept(listener)
+        taken.setblocking(False)
+        head = await loop.sock_recv(taken, 65_536)
+        key = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key:"))
+        accepted = accept_key(key.partition(b":")[2].strip().decode())
+        answer = f"HTTP/1.1 101 Go on\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accepted}"
+        await loop.sock_sendall(taken, f"{answer}\r\n\r\n".encode())
+        bot = Bot(await opening)
+        for message in messages:
+            await bot.send(message)
+        read = b""
+        while read.count(b"\x81") < len(messages):
+            read += await loop.sock_recv(taken, 65_536)
+        cut = len(read) // 2 if len(messages) > 1 else len(read)
+        moved = MovedSocket("leg", 1, ("127.0.0.1", port), address, read[:cut], head, read[cut:], True)
+        folder = RuntimeFolder(server.runtime)
+        try:
+            mover = SocketMover(folder.socket_of, "9.1")
+            await mover.move(f"{front}.1", taken, moved, may_stay=False)
+        finally:
+            folder.close()
+    return bot
+
+
+@pytest.mark.parametrize("front", [0, 1])
+def test_a_bot_that_moves_after_its_handshake_gets_every_answer(server: FrontServer, front: int) -> None:
+    async def main() -> None:
+        call = f"CA-late-{front}"
+        first = [{"type": "ping", "id": 1}, {"type": "say", "turn": "a", "text": SENTENCE}, {"type": "nothing"}]
+        bot = await moved_after_handshake(server, front, call, first)
+        assert (await bot.event("ready"))["call"] == call
+        assert (await bot.event("pong"))["id"] == 1
+        assert (await bot.event("error"))["code"] == "unknown_type"
+        assert server.owner(call) == front
+        async with calling(server.url("/media/twilio"), call) as peer:
+            await peer.start()
+            await bot.event("done", turn="a")
+            assert correlation(decoded(peer.played), rendering([SENTENCE])) > 0.98
+        await bot.aclose()
+
+    run(main)
+
+
+def test_a_bot_that_moves_after_its_handshake_is_refused_with_the_reason(server: FrontServer) -> None:
+    async def main() -> None:
+        async with bot_first(server, "CA-full") as (_, owner):
+            second = await moved_after_handshake(server, owner, "CA-full", [{"type": "ping", "id": 1}])
+            assert (await second.event("error"))["code"] == "call_taken"
+            assert (await second.gone(within_s=2))[0] == 4409
+            await second.aclose()
 
     run(main)
 
