@@ -71,6 +71,8 @@ class TurnTrack:
     started_ns: int | None = None
     end: str = ""
     ended_ns: int = 0
+    was_hung_up: bool = False
+    """Its telephone has gone, and with that the leg which would have got a clear."""
     n_frames: int = 0
     next_ns: int = 0
     """The place of the next frame in the audio of the turn."""
@@ -167,6 +169,7 @@ class NativeOracle:
         self._media_clears_ns: list[int] = []
         self._is_over = False
         self._playing_since_ns = 0
+        self._last_frame_ns = 0
         self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
@@ -368,6 +371,7 @@ class NativeOracle:
         if event["heard_chars"] != len(event["heard_text"]):
             self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
         self._tally.counts[f"cleared by {event['reason']}"] += 1
+        turn.was_hung_up = event["reason"] == "hangup"
         self._over(turn, "cleared", now_ns)
 
     def _done(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
@@ -383,8 +387,14 @@ class NativeOracle:
             if turn.next_ns < audio_ns - self._most_error_ns:
                 sent_ms = turn.next_ns / MS
                 self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
-        elif not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
-            self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
+        elif not turn.n_moves:
+            what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
+            if not self._has_media and n_lacking:
+                self._wrong(v.DONE, what)
+            # Tones and sounds have no letter. They are taken for the turn before until `started` comes on the other
+            # socket, and the first of them come at once.
+            early_ns = CROSS_NS + (0 if turn.letter else self._lead_ns or 0)
+            self._suspect(v.DONE, what, n_lacking * self._ptime_ns - early_ns, turn, now_ns)
         if self._most_error_ns is None and any(not each.letter and each is not turn for each in self._live_begun()):
             # Silent frames of sounds and tones behind it, which a pause took back, are not told from its own.
             self._over(turn, "done", now_ns)
@@ -508,8 +518,10 @@ class NativeOracle:
             self._wrong(v.SILENCE, f"audio of {turn.id} during a pause")
         self.player.take(turn.id, turn.next_ns, now_ns)
         if self.player.gap_ns > _PAUSE_NS and not turn.n_frames:
-            # The server's schedule begins anew. What makes a later frame late makes the player late until the next one.
-            self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS)
+            # The server's schedule begins anew, at the frame before at the earliest: this one may have been read late.
+            # What makes a later frame late makes the player late until the next one.
+            self._playing_since_ns = max(self._last_frame_ns, now_ns - _LONGEST_STOP_NS)
+        self._last_frame_ns = now_ns
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
@@ -697,7 +709,7 @@ class NativeOracle:
             if turn.end not in ("cleared", "error"):
                 continue
             margin_ns = CROSS_NS + self._stops.within(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS)
-            near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns]
+            near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns and not turn.was_hung_up]
             border_ns = near[-1] if near else turn.ended_ns + margin_ns
             late = [at for at in turn.audible_ns if at > border_ns]
             if late:

@@ -327,8 +327,7 @@ def test_an_http_request_joins_the_call_of_another_front(server: FrontServer) ->
                 body = json.dumps({"input": SENTENCE, "model": "tts-1", "voice": "alloy", "response_format": "pcm"})
                 writer.write(
                     b"POST /calls/CA-http/v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body.encode())
-                    + body.encode()
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body.encode()) + body.encode()
                 )
                 await asyncio.sleep(0.3)
             answer = await asyncio.wait_for(reader.read(), 15)

@@ -161,10 +161,12 @@ def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) ->
                         begun_s = time.monotonic()
                         async with greeted(server.url(call="CA2")):
                             assert time.monotonic() - begun_s < 0.2
+                await asyncio.sleep(SETTLED_S)
 
         run(main)
         (silent,) = server.logged("front_silent")
         assert silent["level"] == "warning" and not server.logged("move_failed")
+        assert not server.logged("moved_connection_not_taken"), "the other front has given up, which is no error"
 
 
 def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path) -> None:

@@ -36,9 +36,7 @@ async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bo
     """A bot whose call this front has."""
     async with AsyncExitStack() as stack:
         with server.stopped(1 - front):
-            bot = await stack.enter_async_context(
-                greeted(server.url(call=call, audio="binary", pace="burst"), ACME)
-            )
+            bot = await stack.enter_async_context(greeted(server.url(call=call, audio="binary", pace="burst"), ACME))
         assert server.owner(call) == front
         yield bot
 

@@ -197,9 +197,7 @@ def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_folder_costs_the_kept_metrics_and_not_the_page(
-    short: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_folder_costs_the_kept_metrics_and_not_the_page(short: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The front says so and answers all the same."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", short], capture_output=True).returncode:
         pytest.skip("only root can make a file system that is full")
