@@ -253,6 +253,9 @@ def _cosyvoice2(settings: config.Config, *, is_running: bool = False) -> Iterato
         yield from _cosyvoice2_speed(settings)
 
 
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
 def _cosyvoice2_speed(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     """What the engine would compute with on this machine, and why. Times the machine if that was not done before."""
     own = settings.engines.cosyvoice2
@@ -272,6 +275,19 @@ def _cosyvoice2_speed(settings: config.Config) -> Iterator[tuple[str, str, str]]
         yield "warning", "cosyvoice2 settings", line
     if choice.timings is not None and (file := where_kept()) is not None and file.is_file():
         yield "ok", "cosyvoice2 timings", f"{file}; delete it to time this machine again"
+    if (slow := _small_pages(_HUGE_PAGES)) is not None:
+        yield "warning", "cosyvoice2 memory", slow
+
+
+def _small_pages(switch: Path) -> str | None:
+    """Why the weights stand in pages of 4 kB, if the switch of Linux says so; None elsewhere."""
+    try:
+        is_off = "[never]" in switch.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    if not is_off:
+        return None
+    return f"{switch} is [never]: a step of the language model takes up to twice as long; echo madvise > {switch}"
 
 
 def _barge_in(enabled: bool) -> tuple[str, str, str]:

@@ -77,6 +77,18 @@ def test_doctor_says_what_this_cpu_computes_with(
     assert [what for state, what, _ in doctor._cosyvoice2(settings) if state == "broken"] == ["cosyvoice2 settings"]
 
 
+@pytest.mark.parametrize(
+    ("switch", "warns"), [("always [madvise] never\n", False), ("always madvise [never]\n", True), (None, False)]
+)
+def test_doctor_warns_where_weights_get_small_pages_only(tmp_path: Path, switch: str | None, warns: bool) -> None:
+    file = tmp_path / "enabled"
+    if switch is not None:
+        file.write_text(switch)
+    told = doctor._small_pages(file)
+    assert (told is not None) == warns
+    assert told is None or f"echo madvise > {file}" in told
+
+
 def test_doctor_names_the_extras(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
 
