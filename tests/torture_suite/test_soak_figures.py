@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from torture.heard import row
+from torture.memory import slope
 from torture.platforms import LATENESS, Lateness
-from torture.soak import slope
 from torture.violations import HEARD, Tally, Violation
 
 MS = 1_000_000
