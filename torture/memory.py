@@ -46,7 +46,7 @@ def growth_interval(sizes: Sequence[float]) -> tuple[float, float]:
     widening = _widening(rests)
     n_worth = 2 * quarter / widening**2
     error_kib = _quantile(n_worth - 3) * widening * math.sqrt(2 * variance / quarter)
-    error = error_kib / second.mean() * 100
+    error = float(error_kib / second.mean() * 100)
     return _growth(sizes) - error, _growth(sizes) + error
 
 

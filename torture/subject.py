@@ -21,14 +21,15 @@ from typing import Any
 
 from torture.places import ROOT
 from torture.sandbox import silent_resolver
+from torture.surroundings import PING_S
 
 _START_S = 60.0
 _DRAIN_S = 10.0
 _LOOK_S = 10.0
 SETTINGS = (
-    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=5", "engines.default=fake",
-    "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
-    "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
+    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", f"server.ping_interval_s={PING_S}",
+    "engines.default=fake", "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000",
+    "speech.detect_language=false", "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
 _PATHS = (ROOT, ROOT / "benchmarks", ROOT / "torture" / "inside")
@@ -221,8 +222,14 @@ class Subject:
         return Holdings(
             len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
             sum(1 for _ in (self.folder / "tmp").rglob("*")),
-            {name: held_by(pid) for name, pid in self._others().items()},
+            {name: self._held_by(pid) for name, pid in self._others().items()},
         )  # fmt: skip
+
+    def _held_by(self, pid: int) -> tuple[int, int]:
+        """(descriptors, threads) of a process; none if it has just ended."""
+        n_descriptors, n_threads = held_by(pid)
+        told = self.look_inside(pid)
+        return n_descriptors, told["threads"] if told is not None else n_threads
 
     def processes(self) -> dict[str, int]:
         """All our processes that run, by names that say what they do."""
@@ -231,16 +238,21 @@ class Subject:
 
     def look_inside(self, pid: int) -> dict[str, Any] | None:
         """What `torture/inside/sitecustomize.py` tells of this process, and its resident memory after that. None if it
-        does not answer."""
+        does not answer: it may just be starting or ending."""
         path = self.folder / "inside" / f"{pid}.json"
         path.unlink(missing_ok=True)
-        os.kill(pid, signal.SIGUSR1)
-        end_s = time.monotonic() + _LOOK_S
-        while not path.exists():
-            if time.monotonic() > end_s:
+        try:
+            if not catches(pid, signal.SIGUSR1):
                 return None
-            time.sleep(0.01)
-        return {**json.loads(path.read_text(encoding="utf-8")), "resident_kib": resident_kib(pid)}
+            os.kill(pid, signal.SIGUSR1)
+            end_s = time.monotonic() + _LOOK_S
+            while not path.exists():
+                if time.monotonic() > end_s:
+                    return None
+                time.sleep(0.01)
+            return {**json.loads(path.read_text(encoding="utf-8")), "resident_kib": resident_kib(pid)}
+        except (FileNotFoundError, ProcessLookupError):
+            return None
 
     def n_live_calls(self) -> int:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
@@ -312,6 +324,13 @@ def resident_kib(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
     return 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal. Raises FileNotFoundError if it has ended."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def small_disk(folder: Path, size: str = "400k") -> Path | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from torture import violations as v
 from torture.oracle import NativeOracle
+from torture.surroundings import PING_S, Surroundings
 from torture.violations import Stops, Tally
+from torture.witnesses import Neighbour
 
 MS = 1_000_000
 TEXT = "aaa."
@@ -46,3 +51,28 @@ def test_a_stop_just_before_the_event_excuses_the_frames_of_its_length() -> None
 
 def test_on_one_socket_nothing_excuses_a_missing_frame() -> None:
     assert len(with_frames_missing(1, (1000, 1400), has_media=False)) == 1
+
+
+def closed_neighbour(reason: str, stopped_s: float) -> list[str]:
+    """What is wrong with a neighbour whose connection the server has closed, after a stop of this length."""
+
+    async def work() -> list[str]:
+        around = Surroundings(0, Tally(), Stops())
+        now_ns = time.monotonic_ns()
+        around.stops.add(now_ns - round(stopped_s * 1e9), now_ns)
+        neighbour = Neighbour(around, 1)
+        neighbour.transport = asyncio.Transport()
+        neighbour.write = lambda _: None  # type: ignore[method-assign]
+        neighbour.close_code, neighbour.close_reason = 1011, reason
+        neighbour.closed.set_result(None)
+        assert not await neighbour.turn()
+        return [each.what for each in around.tally.violations]
+
+    return asyncio.run(work())
+
+
+def test_a_connection_that_missed_a_ping_is_lost_by_a_long_stop_only() -> None:
+    lost = ["neighbour 1 lost its connection, which was closed with 1011"]
+    assert closed_neighbour("keepalive ping timeout", PING_S) == []
+    assert closed_neighbour("keepalive ping timeout", 1) == lost
+    assert closed_neighbour("internal error", PING_S) == lost

@@ -1,11 +1,12 @@
 """What a process under test holds. Python imports this module at the start of each one, because `torture.subject` puts
 its folder on their path. On SIGUSR1 a process writes its holdings to the file `PID.json` of the folder TORTURE_INSIDE.
 
-    tasks     of its event loop
-    threads   without one of each name that a pool gives
-    blocks    that Python has allocated for objects of all kinds
+    tasks         of its event loop
+    threads       without one of each name that a pool gives
+    thread_names  of all of them
+    blocks        that Python has allocated for objects of all kinds
     malloc_kib    in use in the C library, of which Python's small objects are no part
-    types     how many objects of each type the garbage collector knows
+    types         how many objects of each type the garbage collector knows
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def holdings() -> dict[str, object]:
     named: Counter[str] = Counter()
     for kind, n in types.items():
         named[f"{kind.__module__}.{kind.__qualname__}"] += n
-    told = {"tasks": n_tasks, "threads": n_threads(), "blocks": n_blocks, "types": named}
+    told = {
+        "tasks": n_tasks, "threads": n_threads(), "thread_names": [each.name for each in threading.enumerate()],
+        "blocks": n_blocks, "types": named,
+    }  # fmt: skip
     with suppress(OSError, AttributeError):  # not glibc, or an old one
         library = ctypes.CDLL("libc.so.6")
         library.malloc_trim(0)
