@@ -299,6 +299,9 @@ async def _closes(link: BotLink | VendorLink, around: Surroundings, code: int | 
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
         return
+    if link.missed_a_ping():
+        around.tally.counts["calls that missed a ping"] += 1
+        return
     what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
     link.oracle.wrong(v.CLOSE, f"{what}, expected {code or 'an open call'}")
 

@@ -15,11 +15,13 @@ from typing import Any
 from harness.peer import Peer, frame
 
 from torture.oracle import NativeOracle
-from torture.surroundings import Surroundings
+from torture.surroundings import PING_S, Surroundings
 from torture.violations import Stops
 
 MS = 1_000_000
 _BINARY = 2
+_NO_PONG = "keepalive ping timeout"
+"""The reason of the library for such a close."""
 
 
 class Link(Peer):
@@ -76,6 +78,14 @@ class Link(Peer):
         """The close frame of a client that has finished: it does not wait for what is still due."""
         self.torn = True
         self.hang_up()
+
+    def missed_a_ping(self) -> bool:
+        """Whether the server closed because a ping was not answered in time, and stops explain that: they kept this
+        end, or the server itself, from running for most of that time."""
+        if self.close_reason != _NO_PONG:
+            return False
+        now_ns = time.monotonic_ns()
+        return self.own_stops.within(now_ns - 2 * PING_S * 1000 * MS, now_ns) > PING_S * 1000 * MS / 2
 
     async def gone(self, within_s: float) -> bool:
         """Whether the connection is closed by then. Stops are not counted."""

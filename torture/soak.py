@@ -8,22 +8,23 @@ import gc
 import math
 import multiprocessing
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from harness.process import give_back_unused, resident_kib
 from harness.report import table
 
 from torture import report
+from torture import violations as v
 from torture.histories import make_round, only
-from torture.violations import CHECKS, Tally
+from torture.memory import ALLOWED_GROWTH, ProcessMemory, slope
+from torture.violations import CHECKS, Tally, Violation
 
 _BATCH = 20
 """Calls between two samples of the memory."""
-_ROUND_CALLS, _ROUND_STEPS, _ROUND_S = 24, 8, 3.0
+_ROUND_STEPS, _ROUND_S = 5, 3.0
 """Of a round of a real server, between two samples of its memory."""
-_ALLOWED_GROWTH = 0.5
-"""Percent, of the last quarter against the second."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ def run_soak(chosen: argparse.Namespace) -> int:
         print(f"process {at}: {steepness:.0f} ± {error:.0f} KiB per 1000 calls")
     for each in tally.violations[:5]:
         print(f"  {each.check}: {each.what} (seed {each.call})")
-    is_grown = any(each["last quarter vs second, %"] > _ALLOWED_GROWTH for each in slopes)
+    is_grown = any(each["last quarter vs second, %"] > ALLOWED_GROWTH for each in slopes)
     if chosen.json is not None:
         report.save(chosen, "soak", {
             "held": not tally.violations and not is_grown, "figures": figures, "checks": report.checks(tally),
@@ -75,38 +76,72 @@ def run_soak(chosen: argparse.Namespace) -> int:
 
 
 def run_server_soak(chosen: argparse.Namespace) -> int:
-    """Call a real server for some minutes, round after round, and judge what it holds after each. 1 if it grows."""
+    """Call a real server for some minutes, round after round, and judge what its processes hold after each. 1 if they
+    grow."""
+    begun_s = time.monotonic()
+    shape = chosen.shape or "one"
+    tally, memories = soak_server(
+        shape, chosen.seed, chosen.per_round, lambda n: time.monotonic() < begun_s + chosen.minutes * 60
+    )
+    figures = {
+        "calls": tally.counts["calls"], "turns": tally.counts["turns"], "rounds": tally.counts["rounds"],
+        "seconds": round(time.monotonic() - begun_s),
+    }  # fmt: skip
+    table(f"a real server, {shape}", ("what", "n"), list(figures.items()))
+    told = {memory.name: memory.figures() for memory in memories}
+    for name, of_process in told.items():
+        shown = [(what, value) for what, value in of_process.items() if what != "resident_kib"]
+        table(name, ("memory", "figure"), shown)
+    for each in tally.violations[:8]:
+        print(f"  {each.check}: {each.what}")
+    if chosen.json is not None:
+        report.save(chosen, f"server soak, {shape}", {
+            "held": not tally.violations, "figures": figures, "memory": told, "checks": report.checks(tally),
+            "found": [f"{each.check}: {each.what}" for each in tally.violations[:20]],
+        })  # fmt: skip
+    return 1 if tally.violations else 0
+
+
+def soak_server(
+    shape: str, seed: int, n_calls: int, goes_on: Callable[[int], bool], defects: Sequence[str] = ()
+) -> tuple[Tally, list[ProcessMemory]]:
+    """Rounds of `n_calls` without faults, as long as `goes_on(number)`. What did not hold, and the memory of each
+    process after each round."""
     from torture.round_run import judge_rest, run_round, warm_up
     from torture.runner import in_loop
     from torture.subject import Subject
 
-    tally, sizes = Tally(), []
-    begun_s = time.monotonic()
-    with Subject("one") as subject:
+    tally, number = Tally(), 0
+    with Subject(shape, defects=defects) as subject:
         before = in_loop(warm_up(subject))
-        number = 0
-        while time.monotonic() < begun_s + chosen.minutes * 60:
-            whole = make_round(
-                chosen.seed, number, shape="one", n_calls=_ROUND_CALLS, seconds=_ROUND_S, most_steps=_ROUND_STEPS
-            )
+        memories = {pid: ProcessMemory(name, n_calls) for name, pid in _numbered(subject.processes()).items()}
+        while goes_on(number):
+            whole = make_round(seed, number, shape=shape, n_calls=n_calls, seconds=_ROUND_S, most_steps=_ROUND_STEPS)
             found = in_loop(run_round(only(whole, list(whole.calls), []), subject))
-            sizes.append(in_loop(judge_rest(subject, before, found)).resident_kib)
+            in_loop(judge_rest(subject, before, found))
+            for pid, memory in memories.items():
+                if (told := subject.look_inside(pid)) is None:
+                    found.violations.append(Violation(v.LEAKS, f"{memory.name} does not tell what it holds"))
+                else:
+                    memory.add(told)
             tally.add(found)
             number += 1
         subject.drain()
-    grown = slope(sizes, _ROUND_CALLS)
-    seconds = round(time.monotonic() - begun_s)
-    figures = {"calls": tally.counts["calls"], "turns": tally.counts["turns"], "rounds": number, "seconds": seconds}
-    table("a real server", ("what", "n"), [*figures.items(), *grown.items()])
-    for each in tally.violations[:5]:
-        print(f"  {each.check}: {each.what}")
-    is_grown = not grown["last quarter vs second, %"] <= _ALLOWED_GROWTH
-    if chosen.json is not None:
-        report.save(chosen, "server soak", {
-            "held": not tally.violations and not is_grown, "figures": figures, "memory": grown,
-            "checks": report.checks(tally), "resident_kib": sizes,
-        })  # fmt: skip
-    return 1 if tally.violations or is_grown else 0
+    for memory in memories.values():
+        tally.n_checked[v.LEAKS] += 1
+        tally.violations += [Violation(v.LEAKS, problem) for problem in memory.problems()]
+    return tally, list(memories.values())
+
+
+def _numbered(processes: Mapping[str, int]) -> dict[str, int]:
+    """The same processes, with names that are alike in all runs: "front 1" for "front 20713"."""
+    seen: Counter[str] = Counter()
+    named = {}
+    for name, pid in processes.items():
+        kind = name.partition(" ")[0]
+        seen[kind] += 1
+        named[f"{kind} {seen[kind]}" if kind == "front" else kind] = pid
+    return named
 
 
 def soak(first: int, n_calls: int, minutes: float) -> Share:
@@ -121,25 +156,6 @@ def soak(first: int, n_calls: int, minutes: float) -> Share:
         give_back_unused()
         share.resident_kib.append(resident_kib(multiprocessing.current_process().pid or 0))
     return share
-
-
-def slope(sizes: list[int], n_calls: int) -> dict[str, float]:
-    """How memory grew, of which there is a sample after each `n_calls`: the last quarter against the second in percent,
-    and a line through the last three quarters with the confidence of its slope."""
-    quarter = len(sizes) // 4
-    if quarter < 2:
-        return {"last quarter vs second, %": math.nan, "KiB per 1000 calls": math.nan, "confidence 95 %": math.nan}
-    settled = np.array(sizes[quarter:], float)
-    at = np.arange(len(settled)) * n_calls / 1000
-    steepness, start = np.polyfit(at, settled, 1)
-    rest = settled - (steepness * at + start)
-    error = math.sqrt(float((rest**2).sum()) / max(1, len(at) - 2) / float(((at - at.mean()) ** 2).sum()))
-    second, last = np.mean(sizes[quarter : 2 * quarter]), np.mean(sizes[-quarter:])
-    return {
-        "last quarter vs second, %": round(float((last / second - 1) * 100), 3),
-        "KiB per 1000 calls": round(float(steepness), 1),
-        "confidence 95 %": round(1.96 * error, 1),
-    }
 
 
 def n_wrong(tally: Tally, check: str) -> int:

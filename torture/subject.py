@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -22,15 +21,19 @@ from typing import Any
 
 from torture.places import ROOT
 from torture.sandbox import silent_resolver
+from torture.surroundings import PING_S
 
 _START_S = 60.0
 _DRAIN_S = 10.0
+_LOOK_S = 10.0
 SETTINGS = (
-    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", "server.ping_interval_s=5", "engines.default=fake",
-    "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000", "speech.detect_language=false",
-    "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
+    "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", f"server.ping_interval_s={PING_S}",
+    "engines.default=fake", "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000",
+    "speech.detect_language=false", "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
+_PATHS = (ROOT, ROOT / "benchmarks", ROOT / "torture" / "inside")
+"""Of the processes under test. The last one has `sitecustomize`, which they import by themselves."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Subject:
         self._stack = ExitStack()
         self._logs: list[Path] = []
         (self.folder / "tmp").mkdir()
+        (self.folder / "inside").mkdir()
 
     def __enter__(self) -> Subject:
         try:
@@ -136,13 +140,14 @@ class Subject:
     def _run(self, name: str, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         log = self.folder / f"{name}{len(self._logs)}.log"
         self._logs.append(log)
-        paths = [str(ROOT), str(ROOT / "benchmarks"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [*map(str, _PATHS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONWARNINGS": "default",
             "TMPDIR": str(self.folder / "tmp"),
+            "TORTURE_INSIDE": str(self.folder / "inside"),
         }
         with open(log, "w") as errors:
             return subprocess.Popen(
@@ -212,16 +217,42 @@ class Subject:
 
     def holdings(self) -> Holdings:
         """What the server holds now, after a garbage collection."""
-        assert self.server.stdout is not None
-        self.server.send_signal(signal.SIGUSR1)
-        ready, _, _ = select.select([self.server.stdout], [], [], 5)
-        told = json.loads(self.server.stdout.readline()) if ready else {"threads": 0, "tasks": 0}
         pid = self.server.pid
+        told = self.look_inside(pid) or {"threads": 0, "tasks": 0}
         return Holdings(
             len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
             sum(1 for _ in (self.folder / "tmp").rglob("*")),
-            {name: held_by(pid) for name, pid in self._others().items()},
+            {name: self._held_by(pid) for name, pid in self._others().items()},
         )  # fmt: skip
+
+    def _held_by(self, pid: int) -> tuple[int, int]:
+        """(descriptors, threads) of a process; none if it has just ended."""
+        n_descriptors, n_threads = held_by(pid)
+        told = self.look_inside(pid)
+        return n_descriptors, told["threads"] if told is not None else n_threads
+
+    def processes(self) -> dict[str, int]:
+        """All our processes that run, by names that say what they do."""
+        name = "supervisor" if self.shape == "fronts" else "server"
+        return {name: self.server.pid, **self._others()}
+
+    def look_inside(self, pid: int) -> dict[str, Any] | None:
+        """What `torture/inside/sitecustomize.py` tells of this process, and its resident memory after that. None if it
+        does not answer: it may just be starting or ending."""
+        path = self.folder / "inside" / f"{pid}.json"
+        path.unlink(missing_ok=True)
+        try:
+            if not catches(pid, signal.SIGUSR1):
+                return None
+            os.kill(pid, signal.SIGUSR1)
+            end_s = time.monotonic() + _LOOK_S
+            while not path.exists():
+                if time.monotonic() > end_s:
+                    return None
+                time.sleep(0.01)
+            return {**json.loads(path.read_text(encoding="utf-8")), "resident_kib": resident_kib(pid)}
+        except (FileNotFoundError, ProcessLookupError):
+            return None
 
     def n_live_calls(self) -> int:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
@@ -293,6 +324,13 @@ def resident_kib(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
     return 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal. Raises FileNotFoundError if it has ended."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def small_disk(folder: Path, size: str = "400k") -> Path | None:

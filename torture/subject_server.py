@@ -1,34 +1,27 @@
 """The server under test: the real composition root with `--set KEY=VALUE`, and with a `--defect` if one is to be found.
 
-It prints "port N" when it is ready. On SIGUSR1 it prints what it holds, as a line of JSON: its tasks and its threads.
-On SIGUSR2 its clock of the day steps: an hour forward, the next time two hours back, then an hour forward.
+It prints "port N" when it is ready. On SIGUSR2 its clock of the day steps: an hour forward, the next time two hours
+back, then an hour forward.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
 import itertools
-import json
 import resource
 import signal
-import threading
 import time
 from functools import lru_cache
 
 import yaml
-from harness.process import give_back_unused
 
 from telephony_tts import app, config
 from telephony_tts.engines import fake
 from torture import defects
 
-_loop: asyncio.AbstractEventLoop | None = None
 _STEPS_S = itertools.cycle([3600, -7200, 3600])
 _time_s, _time_ns = time.time, time.time_ns
 _step_s = 0
-_POOLS = ("sounds-", "sound addresses-", "phrases-", "asyncio_")
 
 
 def main() -> None:
@@ -46,17 +39,11 @@ def main() -> None:
     for word in chosen.settings:
         key, _, value = word.partition("=")
         settings[key] = yaml.safe_load(value)
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: report())
     signal.signal(signal.SIGUSR2, lambda _number, _frame: step_clock())
     app.run(config.load(None, settings), ready)
 
 
 def ready(served: object) -> None:
-    global _loop
-    try:
-        _loop = asyncio.get_running_loop()
-    except RuntimeError:
-        _loop = None
     print(f"port {served.port}", flush=True)  # type: ignore[attr-defined]
 
 
@@ -67,20 +54,6 @@ def step_clock() -> None:
     _step_s += next(_STEPS_S)
     time.time = lambda: _time_s() + _step_s
     time.time_ns = lambda: _time_ns() + _step_s * 1_000_000_000
-
-
-def n_threads() -> int:
-    """How many threads the process has, without one of each name that a pool gives. A pool starts its threads when it
-    first has work, and they stay. Another pool of the same name counts."""
-    names = [thread.name for thread in threading.enumerate()]
-    return len(names) - len({name for name in names if name.startswith(_POOLS)})
-
-
-def report() -> None:
-    gc.collect()
-    n_tasks = len(asyncio.all_tasks(_loop)) if _loop is not None else 0
-    give_back_unused()
-    print(json.dumps({"tasks": n_tasks, "threads": n_threads()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
+PING_S = 5
+"""`server.ping_interval_s`: so often the server sends a ping, and so long it waits for the answer."""
 _LAG_EVERY_S = 0.005
 _LEAST_LAG_NS = 4 * MS
 

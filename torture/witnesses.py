@@ -62,8 +62,11 @@ class Neighbour(Link):
         await asyncio.wait((waiting, self.closed), timeout=_TURN_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if self.closed.done() or not self._changed.is_set():
-            if not self._around.may_break:
-                self._wrong("lost its connection" if self.closed.done() else f"had no end of a turn in {_TURN_S:.0f} s")
+            if self.missed_a_ping():
+                self._around.tally.counts["calls that missed a ping"] += 1
+            elif not self._around.may_break:
+                lost = f"lost its connection, which was closed with {self.close_code}"
+                self._wrong(lost if self.closed.done() else f"had no end of a turn in {_TURN_S:.0f} s")
             return False
         if self._event["type"] != "done":
             if not self._around.may_fail:

@@ -31,6 +31,7 @@ class Peer(asyncio.Protocol):
         self._is_open = False
         self.close_code: int | None = None
         """What the server has closed with, if it said so."""
+        self.close_reason = ""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: Any = None
@@ -95,6 +96,7 @@ class Peer(asyncio.Protocol):
                 self.write(frame(data[begin:end], 10))
             elif opcode == _CLOSE:
                 self.close_code = int.from_bytes(data[begin : begin + 2], "big") if n >= 2 else None
+                self.close_reason = data[begin + 2 : end].decode(errors="replace")
                 self.write(frame(data[begin:end], _CLOSE))
                 self.transport.close()
             at = end

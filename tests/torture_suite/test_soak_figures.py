@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from torture.heard import row
+from torture.memory import ProcessMemory, growth_interval, slope
 from torture.platforms import LATENESS, Lateness
-from torture.soak import slope
 from torture.violations import HEARD, Tally, Violation
 
 MS = 1_000_000
@@ -24,6 +24,54 @@ def test_memory_that_grows_is_told_with_the_confidence_of_its_slope() -> None:
     assert grown["last quarter vs second, %"] == pytest.approx(0.8, abs=0.05)
     assert grown["KiB per 1000 calls"] == pytest.approx(2000, abs=2 * grown["confidence 95 %"])
     assert math.isnan(slope([200_000] * 5, 20)["KiB per 1000 calls"])
+
+
+def noisy(n: int, growth_kib: float, seed: int = 1) -> list[int]:
+    """Samples of a process of 200 MB that grows by so much with each of them. Each sample resembles the one before."""
+    draw, wander_kib, sizes = np.random.default_rng(seed), 0.0, []
+    for number in range(n):
+        wander_kib = 0.5 * wander_kib + draw.normal(0, 60)
+        sizes.append(round(200_000 + growth_kib * number + wander_kib))
+    return sizes
+
+
+@pytest.mark.parametrize(("growth_kib", "percent"), [(0, 0.0), (20, 0.497)])
+def test_the_growth_is_between_its_limits_about_as_often_as_they_say(growth_kib: float, percent: float) -> None:
+    """Limits for samples that do not depend on each other would be too narrow: they hold the truth 69 times of 100."""
+    limits = [growth_interval(noisy(100, growth_kib, seed)) for seed in range(100)]
+    assert 88 <= sum(low < percent < high for low, high in limits) <= 99
+    assert np.median([high - low for low, high in limits]) < 0.15
+
+
+def test_few_samples_have_wide_limits() -> None:
+    widths = [np.diff(growth_interval(noisy(n, 0))).item() for n in (400, 100, 12)]
+    assert widths == sorted(widths) and widths[2] > 2 * widths[0]
+    assert growth_interval([200_000] * 7) == (-math.inf, math.inf)
+    assert growth_interval([200_000] * 8) == (0, 0)
+
+
+def memory(sizes: list[int], types: list[dict[str, int]] | None = None) -> ProcessMemory:
+    found = ProcessMemory("server", 20)
+    for number, resident_kib in enumerate(sizes):
+        of_types = types[number] if types is not None else {}
+        found.add({"resident_kib": resident_kib, "malloc_kib": 1, "blocks": 100_000 + 40 * number, "types": of_types})
+    return found
+
+
+def test_memory_holds_only_if_its_growth_is_certainly_small() -> None:
+    assert memory(noisy(80, 0)).problems() == []
+    (grown,) = memory(noisy(80, 40)).problems()
+    assert grown.startswith("server: the resident memory of the last quarter is +0.")
+    assert len(memory(noisy(7, 0)).problems()) == 1, "too few samples show nothing"
+    assert memory(noisy(80, 0)).figures()["Python blocks per call"] == [2.0, 0.0]
+
+
+def test_objects_that_stay_are_told_and_tables_that_fill_up_are_not() -> None:
+    sizes = noisy(40, 0)
+    types = [{"Turn": 5 + n % 3, "Session": n, "Exemplar": min(n, 30), "dict": 900 - n} for n in range(40)]
+    assert memory(sizes, types).grown_types() == {"Session": 20}
+    assert memory(sizes, types).problems() == ["server: 20 more objects of Session are left"]
+    assert memory(sizes, types).figures()["more objects in the second half"] == {"Session": 20, "Exemplar": 11}
 
 
 def test_a_row_has_the_worst_error_and_the_share_of_right_words() -> None:

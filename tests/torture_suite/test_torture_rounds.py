@@ -14,6 +14,7 @@ from torture.histories import CARRIERS, HTTP_DOORS, SHAPES, CallHistory, Fault, 
 from torture.recovery import measure
 from torture.runner import Outcome, Runner
 from torture.sandbox import what_is_allowed
+from torture.soak import soak_server
 
 pytestmark = pytest.mark.alone
 
@@ -115,6 +116,25 @@ def test_leaks_of_a_server_are_found() -> None:
         assert what in told, f"{what} is missing in {told}"
 
 
+@pytest.mark.parametrize(
+    "shape", ["one", "bridge", *(pytest.param(each, marks=pytest.mark.soak) for each in ("engine", "fronts"))]
+)
+def test_calls_leave_no_objects_behind_in_any_process(shape: str) -> None:
+    """After twice as many calls each process has as many objects of each type, up to tables of fixed size."""
+    tally, memories = soak_server(shape, 6, 24, lambda number: number < 3)
+    assert tally.counts["rounds"] == 3 and tally.counts["calls"] > 60
+    assert {memory.name: memory.grown_types() for memory in memories} == {memory.name: {} for memory in memories}
+    others = {"one": [], "bridge": ["bridge"], "engine": ["engine"], "fronts": ["front 1", "front 2"]}[shape]
+    assert [memory.name for memory in memories][1:] == others
+    assert all(len(memory.resident_kib) == 3 and memory.types[0]["builtins.function"] > 1000 for memory in memories)
+
+
+def test_objects_that_calls_leave_behind_are_found() -> None:
+    _, memories = soak_server("one", 6, 24, lambda number: number < 3, ("leak_session",))
+    (server,) = memories
+    assert server.grown_types()["telephony_tts.session.session.Session"] >= 24
+
+
 def test_what_disturbs_others_or_the_operator_is_found() -> None:
     names = ("blocked", "raise_in_a_callback", "wrong_exit_status", "another_close_code")
     whole = make_round(3, 1, shape="one", n_calls=12, seconds=3, most_steps=5)
@@ -124,7 +144,7 @@ def test_what_disturbs_others_or_the_operator_is_found() -> None:
 
 def test_all_defects_are_tried_here_or_on_the_virtual_clock() -> None:
     others = {"blocked", "raise_in_a_callback", "wrong_exit_status", "another_close_code", *LEAKS} | {
-        "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks", "bridge_joins_late",
-        "ends_other_calls", "finds_engine_late",
+        "leak_session", "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks",
+        "bridge_joins_late", "ends_other_calls", "finds_engine_late",
     }  # fmt: skip
     assert {name for name, defect in DEFECTS.items() if not defect.is_virtual} == others

@@ -63,6 +63,8 @@ STALE_NS = NS_PER_S
 """A server that says nothing for so long takes no new utterances."""
 LOST_NS = 3 * NS_PER_S
 """A server that says nothing for so long is given up, if no other replica can go on for it."""
+MAX_FOUND = 256
+"""So many voices are remembered that the server has and does not list. Some are made for one request."""
 CONNECT_S = 3.0
 CLOSE_S = 1.0
 """A cancelled utterance waits so long for the server to say that it holds nothing. Then the lease frees it."""
@@ -221,7 +223,8 @@ class EngineConnection:
         """The load of one utterance, as of the last status in which there was one."""
         self._given_s = 0.0
         self._given_at_ns = 0
-        self._found: dict[str, Voice | None] = {}
+        self._found: dict[str, Voice] = {}
+        """The one that was asked for last comes last."""
         self._asked: dict[int, str] = {}
 
     # ------------------------------------------------------------------ state
@@ -275,7 +278,8 @@ class EngineConnection:
     def find_voice(self, name: str) -> Voice | None:
         """A voice that the server has and does not list. The first question is sent to the server, and answered later.
         At most one question waits at a time."""
-        if (found := self._found.get(name)) is not None:
+        if (found := self._found.pop(name, None)) is not None:
+            self._found[name] = found
             return found
         if not self._asked and self._status is not None:
             key = next(self._keys)
@@ -482,6 +486,8 @@ class EngineConnection:
             case VoiceFound(key, voice):
                 name = self._asked.pop(key, None)
                 if name is not None and voice is not None:
+                    if len(self._found) >= MAX_FOUND:
+                        del self._found[next(iter(self._found))]
                     self._found[name] = replace(voice, engine=self._engine_name)
             case Attached():
                 if self.attached is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
+from telephony_tts.engines.remote.connection import MAX_FOUND
 from telephony_tts.engines.remote.messages import SERVICE, BadMessage
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.engines.remote.voice_client import RemoteVoices
@@ -47,6 +49,17 @@ class Made:
     kept_s: float = 3.5
     source_s: float = 4.0
     warnings: tuple[str, ...] = ("it is quiet",)
+
+
+class EngineOfPrompts(FakeEngine):
+    """It has each voice that was made for one request."""
+
+    def find_voice(self, name: str) -> Voice | None:
+        return Voice(name, "fake", ("en",), 24_000) if name.startswith("~") else None
+
+
+def n_voices() -> int:
+    return sum(isinstance(each, Voice) for each in gc.get_objects())
 
 
 class Keeper:
@@ -156,6 +169,31 @@ def test_consent_is_stored_by_the_replica_that_makes_the_voice(tmp_path: Path) -
         async with fleet(keeper) as (_, voices):
             await voices.add("anna", RECORDING, "", record=CONSENT)
             assert keeper.record == CONSENT
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_front_remembers_a_bounded_number_of_voices_that_were_made_for_one_request(tmp_path: Path) -> None:
+    """It remembers the ones that were asked for last."""
+    (keeper,) = keepers(tmp_path, 1)
+    keeper.engine = EngineOfPrompts()
+
+    async def found(engine: RemoteEngine, name: str) -> Voice:
+        while (voice := engine.find_voice(name)) is None:
+            await asyncio.sleep(0)
+        return voice
+
+    async def work() -> None:
+        gc.collect()
+        n_before = n_voices()
+        async with fleet(keeper) as (engine, _):
+            for number in range(2 * MAX_FOUND):
+                assert (await found(engine, f"~{number}")).name == f"~{number}"
+                assert engine.find_voice("~0") is not None, "it is asked for again and again"
+            gc.collect()
+            assert MAX_FOUND <= n_voices() - n_before < MAX_FOUND + 10
+            assert engine.find_voice("~1") is None and engine.find_voice(f"~{MAX_FOUND + 9}") is not None
 
     run(work)
 
