@@ -36,7 +36,8 @@ from telephony_tts.wire.native import NativeCodec
 from torture.histories import INTERRUPTIONS, CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
-from torture.platforms import DIALECTS, MOST_STALL_MS, Lateness, Platform, virtual_legs
+from torture.dialects import DIALECTS, MOST_STALL_MS, Lateness
+from torture.platforms import Platform, virtual_legs
 from torture.script import Script
 from torture.violations import Stops, Tally
 
@@ -165,7 +166,7 @@ async def _run_native_call(
 
 async def _run_media_call(history: CallHistory, number: int, tally: Tally, catalog: Catalog, late: str) -> None:
     """A call whose bot and telephone have a leg each. The telephone platform plays late."""
-    dialect = DIALECTS[history.door]
+    dialect = DIALECTS[history.door]()
     is_pcm = dialect.codec == "pcm"
     stall_ms = MOST_STALL_MS if late == "stalling" else 0
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
@@ -177,7 +178,7 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     oracle = NativeOracle(
         tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True,
         most_error_ns=(dialect.most_error_ms + stall_ms) * MS, most_lost_ns=(dialect.most_lost_ms + stall_ms) * MS,
-        frame_bytes=320 if is_pcm else 160, reader=FrameReader(dialect.codec),
+        frame_bytes=dialect.frame_bytes, reader=FrameReader(dialect.codec),
     )  # fmt: skip
     codec = NativeCodec("none", settings.call)
     link = VirtualLink(call, oracle, codec, Stops())

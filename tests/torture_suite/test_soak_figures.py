@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torture.heard import row
-from torture.platforms import LATENESS, Lateness
+from torture.dialects import LATENESS, Lateness
 from torture.soak import slope
 from torture.violations import HEARD, Tally, Violation
 
