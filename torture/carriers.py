@@ -56,7 +56,7 @@ class CarrierLink(Link):
         """Send messages that cannot be read, or that nobody has asked for."""
         for _ in range(n):
             example = self._choose.choice(self.dialect.harmless())
-            payload, is_text = invalid_media(self._choose, example, self._telephone.stamp_of)
+            payload, is_text = invalid_media(self._choose, example, self.dialect.stamp)
             self.send_raw(payload, is_text=is_text)
 
     async def caller_speaks(self, ms: int) -> None:
@@ -106,9 +106,6 @@ class _LinkTelephone(Telephone):
 
     def send(self, message: dict[str, object]) -> None:
         self._link.send(message)
-
-    def stamp_of(self) -> dict[str, object]:
-        return self.dialect.stamp()
 
     def hear(self, payload: bytes, now_ns: int, *, in_file: bool) -> None:
         if self.dialect.is_filler(payload):

@@ -79,9 +79,6 @@ class Dialect:
 
     path = ""
     reports_marks = True
-    is_binary_audio = False
-    is_numbered = False
-    """Whether each message has a number of its own, so that the order of all of them counts."""
     pads = False
     """Whether the server fills messages up with silence, which is not told from the silence of speech."""
     message_ms: int | None = PTIME_MS
@@ -133,7 +130,7 @@ class Dialect:
 
     def harmless(self) -> list[dict[str, Any]]:
         """Messages that change nothing in a call, as examples from which unreadable ones are made."""
-        return [{**self.report("none"), **self.stamp()}] if self.reports_marks else []
+        return [self.report("none")] if self.reports_marks else []
 
     def stamp(self) -> dict[str, Any]:
         """What each message has besides its content: the next number."""
@@ -297,7 +294,6 @@ class Vonage(Dialect):
     """Each message of audio is one frame of exactly 20 ms."""
 
     path = "/media/vonage"
-    is_binary_audio = True
 
     def __init__(self, call: str = "c1", codec: str = "pcm", rate_hz: int = 8000) -> None:
         super().__init__(call, codec, rate_hz)
@@ -329,7 +325,6 @@ class NativeMedia(Dialect):
     """A process that holds the telephone call itself."""
 
     path = "/media/native"
-    is_binary_audio = True
 
     def start(self) -> list[dict[str, Any]]:
         return [{"type": "start", "call": self.call, "codec": self.codec, "rate_hz": self.rate_hz, "ptime_ms": PTIME_MS,
@@ -368,7 +363,6 @@ class Bridge(NativeMedia):
 
 class Asterisk(Dialect):
     path = "/media/asterisk"
-    is_binary_audio = True
     message_ms = None
     lead_ms = 1000
 
@@ -393,7 +387,6 @@ class Jambonz(Dialect):
     """Its audio module passes audio on in pieces of 80 ms, so the server sends so much silence behind speech."""
 
     path = "/media/jambonz"
-    is_binary_audio = True
     most_late_ms, most_error_ms, most_lost_ms = 80, 100, 100
     most_marks = 30
 
@@ -441,9 +434,7 @@ class Genesys(Dialect):
     """AudioHook: all messages are numbered, and nothing reports what was played but the begin and the end of it."""
 
     path = "/media/genesys"
-    is_binary_audio = True
     reports_marks = False
-    is_numbered = True
     message_ms = None
     most_message_ms = 200
     lead_ms = 400 + 200
@@ -529,7 +520,6 @@ class FreeSwitch(Dialect):
     message_ms = None
     lead_ms = None
     most_lost_ms = PTIME_MS
-    is_binary_audio = True
     most_file_bytes = 480_000
 
     def __init__(self, call: str = "c1", codec: str = "pcm", rate_hz: int = 8000) -> None:

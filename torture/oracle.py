@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torture import violations as v
+from torture.caller_rules import CallerRules
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
 from torture.violations import Stops, Tally, Violation
@@ -21,6 +22,8 @@ MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
+_SURELY_HEARD_NS = 40 * MS
+"""Speech that the player still has goes on for so long at least."""
 _PAUSE_NS = 200 * MS
 _ATTACHED = ".,!? "
 _TAG = re.compile("<[^>]*>")
@@ -108,7 +111,8 @@ class NativeOracle:
     error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
     the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
     frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
-    another one."""
+    another one. `slack_ns`: so much less is known of the place of the telephone side than of one that plays frame by
+    frame."""
 
     def __init__(
         self,
@@ -127,6 +131,7 @@ class NativeOracle:
         is_lossy: bool = False,
         most_error_ns: int | None = None,
         most_lost_ns: int = 0,
+        slack_ns: int = 0,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -141,6 +146,7 @@ class NativeOracle:
         self.is_lossy = is_lossy
         self._most_error_ns = most_error_ns
         self._most_lost_ns = most_lost_ns
+        self._slack_ns = slack_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
         self._n_mentioned = 0
@@ -148,9 +154,7 @@ class NativeOracle:
         """(which turn it would be, how many interruptions there were) of each request for tones. The server names the
         turns of tones, and says so when they start or end."""
         self._n_interruptions = 0
-        self._is_armed = False
-        """The caller's voice interrupts or pauses the speech."""
-        self._was_armed = False
+        self._caller = CallerRules(stops)
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -167,6 +171,8 @@ class NativeOracle:
         self._media_clears_ns: list[int] = []
         self._is_over = False
         self._playing_since_ns = 0
+        self._n_silent = 0
+        """Frames without a letter since the last one that had one."""
         self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
@@ -214,6 +220,7 @@ class NativeOracle:
                 offset = len(turn.source) if turn is not None else 0
                 self._marks[message["name"]] = MarkTrack(message["turn"], offset, now_ns)
             case "pause":
+                self._caller.bot_acts()
                 for each in self.turns.values():
                     if each.is_live:
                         self._pause_asked.setdefault(each.id, self.player.heard_ns(each.id, now_ns))
@@ -235,8 +242,7 @@ class NativeOracle:
                 self._tones.append((self._n_mentioned, self._n_interruptions))
                 self._n_mentioned += 1
             case "config":
-                self._is_armed = message.get("barge_in", "on" if self._is_armed else "off") == "on"
-                self._was_armed |= self._is_armed
+                self._caller.configured(message, now_ns)
             case "ping":
                 self._pings.append(message["id"])
             case "status":
@@ -274,6 +280,7 @@ class NativeOracle:
 
     def _interrupt(self, turns: list[TurnTrack], now_ns: int) -> None:
         self._n_interruptions += 1
+        self._caller.bot_acts()
         for turn in turns:
             if turn.is_live:
                 heard_ns = self.player.heard_ns(turn.id, now_ns)
@@ -320,6 +327,9 @@ class NativeOracle:
                 self._n_status -= 1
             case "hangup":
                 self._hangup_ns = now_ns
+            case "caller":
+                self._checked(v.VOICE)
+                self._judge_voice(self._caller.event(event, now_ns, self._speech_since_ns(now_ns)))
 
     def _started(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._checked(v.ORDER)
@@ -359,8 +369,8 @@ class NativeOracle:
         self._check_heard(turn, event, now_ns)
         asked = turn.interruptions[0] if turn.interruptions else None
         total = event["heard_text"] + event["unheard_text"]
-        if event["reason"] == "barge_in" and not self._was_armed:
-            self._wrong(v.ONE_END, f"{turn.id} was interrupted by the caller, who cannot do that")
+        if event["reason"] == "barge_in":
+            self._judge_voice(self._caller.interrupts(turn.id, "cleared"))
         if event["reason"] == "clear" and asked is None:
             self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
         elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
@@ -396,6 +406,8 @@ class NativeOracle:
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._tally.counts[f"paused by {event['reason']}"] += 1
+        if event["reason"] == "barge_in":
+            self._judge_voice(self._caller.interrupts(turn.id, "paused"))
         self._check_heard(turn, event, now_ns, asked_ns=self._pause_asked.get(turn.id))
         for each in self._live_begun():
             asked_ns = self._pause_asked.get(each.id, 0)
@@ -486,6 +498,7 @@ class NativeOracle:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
             return
         letter = self._reader.letter(payload)
+        self._n_silent = 0 if letter else self._n_silent + 1
         self._note(now_ns, "<", letter or "-")
         turn = self._owners.get(letter) if letter else self._speaking
         self._checked(v.SILENCE)
@@ -547,6 +560,13 @@ class NativeOracle:
         turn.next_ns = place_ns + self._ptime_ns
         turn.n_frames += 1
 
+    def may_be_padded(self) -> None:
+        """The silence at the end of the audio so far may be what a message was filled up with, or silence of the
+        speech. So the place in the turn is known to this length only."""
+        if self._speaking is not None:
+            self._speaking.slack_ns += self._n_silent * self._ptime_ns
+        self._n_silent = 0
+
     def media_clear(self, now_ns: int) -> None:
         """The media leg is told to drop what it has not played."""
         self._note(now_ns, "<", "media clear")
@@ -557,7 +577,7 @@ class NativeOracle:
         self._checked(v.CLOCK)
         if self._lead_ns is None or self.is_lossy:
             return
-        ahead_ns = self.player.end_ns - self.player.delay_ns - now_ns
+        ahead_ns = self.player.end_ns - self.player.late_ns - now_ns
         # §6.6: at an interruption one more frame may fade out.
         # The loop's timers round to half a millisecond.
         allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn) + MS
@@ -581,7 +601,7 @@ class NativeOracle:
             return self._most_error_ns
         n_frames = 1 if self._is_exact else 2
         ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
-        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns
+        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns + self._slack_ns
 
     def _began_at(self, turn: TurnTrack, now_ns: int) -> int:
         """When the player began the speech that this turn is a part of: its schedule dates from then."""
@@ -652,7 +672,7 @@ class NativeOracle:
                 self._tally.n_words_right += place.is_word_right
                 self._tally.n_words_wrong += not place.is_word_right
 
-    # --------------------------------------------------------------------- end
+    # ------------------------------------------------------------- it is over
 
     def closed(self) -> None:
         """The socket is closed."""
@@ -667,6 +687,8 @@ class NativeOracle:
             self._tally.counts[f"turns {turn.end or 'open'}"] += 1
         if self._has_media:
             self._check_late_audio(now_ns)
+            for what in self._caller.finish(self._hangup_ns or now_ns if not is_torn else 0):
+                self._judge_voice(what)
         self._judge_suspicions()
         if is_torn:
             self._tally.counts["calls torn"] += 1
@@ -686,6 +708,29 @@ class NativeOracle:
         if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
             self._wrong(v.ANSWERS, f"{lacking} did not come")
+
+    # ------------------------------------------------------------- the caller
+
+    def caller_speaks(self, begin_ns: int, ms: int) -> None:
+        """The caller begins to speak, for so long."""
+        self._note(begin_ns, ">", f"{ms} ms of voice")
+        self._tally.counts["caller speaks"] += 1
+        self._caller.speaks(begin_ns, ms)
+
+    def _speech_since_ns(self, now_ns: int) -> int | None:
+        """Since when the caller has heard speech that goes on for some time yet. None if that is not so, or if a
+        platform that plays late makes it uncertain."""
+        left_ns = self.player.end_ns - now_ns
+        if self._is_paused or self.is_lossy or self.player.delay_ns > CROSS_NS or left_ns < _SURELY_HEARD_NS:
+            return None
+        begun = [turn.started_ns for turn in self._live_begun() if turn.started_ns is not None]
+        return max(begun[0], self._playing_since_ns) if begun else None
+
+    def _judge_voice(self, what: str) -> None:
+        if what and not self.is_lossy:
+            self._wrong(v.VOICE, what)
+
+    # --------------------------------------------------------------------- end
 
     def wrong(self, check: str, what: str) -> None:
         """Something did not hold that the caller has found."""

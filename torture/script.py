@@ -32,6 +32,9 @@ class BotSide(Protocol):
     async def caller_speaks(self, ms: int) -> None:
         """The caller speaks for so long. Nothing happens if there is no caller here."""
 
+    def telephone_errs(self, n: int) -> None:
+        """The telephone side sends so many messages that cannot be read, or that have no place."""
+
 
 class Script:
     """What the bot of one native call does. It names all its turns and marks."""
@@ -84,6 +87,7 @@ class Script:
                     payload, is_text = invalid(self._choose)
                     self._oracle.sent_invalid()
                     self._side.send_raw(payload, is_text=is_text)
+                self._side.telephone_errs(step.n)
             case "clear_storm":
                 for _ in range(5 * step.n):
                     self.send({"type": "clear"})

@@ -102,9 +102,13 @@ class VirtualLink:
         """The caller is heard by the server, if the call has a telephone."""
         if self.hears is None:
             return
+        self._oracle.caller_speaks(clock(), ms)
         for _ in range(0, ms, 20):
             self._call.receive(MediaAudio(self.hears))
             await asyncio.sleep(0.02)
+
+    def telephone_errs(self, n: int) -> None:
+        """Platforms on the virtual clock make no mistakes."""
 
     # the server's side
     def send_now(self, payload: bytes, is_text: bool) -> None:
