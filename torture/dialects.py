@@ -541,7 +541,9 @@ class FreeSwitch(Dialect):
         if message["type"] == "streamAudio":
             number, audio = data["id"], base64.b64decode(data["audioData"])
             if int(number) != self._next or data["sampleRate"] != self.rate_hz:
-                self.wrong.append((v.ORDER, f"freeswitch: file {number} of {data['sampleRate']} Hz, expected {self._next}"))
+                self.wrong.append(
+                    (v.ORDER, f"freeswitch: file {number} of {data['sampleRate']} Hz, expected {self._next}")
+                )
             if len(audio) > self.most_file_bytes or not audio:
                 self.wrong.append((v.FRAMES, f"freeswitch: a file of {len(audio)} bytes"))
             self._next = int(number) + 1

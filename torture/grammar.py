@@ -58,7 +58,22 @@ def invalid(choose: random.Random) -> tuple[bytes, bool]:
     return json.dumps(message, ensure_ascii=choose.random() < 0.5).encode(), True
 
 
-_STRANGE: tuple[Any, ...] = (None, True, 7, -1, 1.5, 10**30, "", "x", _LONG_NAME, "a\nb\u0000", [], {}, [[["x"]]], {"x": {}})
+_STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    7,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    _LONG_NAME,
+    "a\nb\u0000",
+    [],
+    {},
+    [[["x"]]],
+    {"x": {}},
+)
 
 
 def invalid_media(

@@ -21,7 +21,7 @@ from torture.violations import Stops
 MS = 1_000_000
 _BINARY = 2
 _VOICE_TIMES = 4
-"""The detector of voices needs more of a voice than the stand-in on the virtual clock, for which scripts are written."""
+"""The detector of voices needs more of a voice than its stand-in on the virtual clock."""
 
 
 class Link(Peer):

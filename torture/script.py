@@ -99,6 +99,8 @@ class Script:
                 self._ssml(step.n)
             case "config":
                 self.send({"type": "config", **self._choose.choice(_CHANGES)})
+            case "listen":
+                self.send({"type": "config", "barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 0})
             case "play":
                 self._play()
             case "dtmf":

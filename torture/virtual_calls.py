@@ -33,10 +33,10 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.stream_leg import ready
 from telephony_tts.wire.messages import MediaAudio
 from telephony_tts.wire.native import NativeCodec
+from torture.dialects import DIALECTS, MOST_STALL_MS, Lateness
 from torture.histories import INTERRUPTIONS, CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
-from torture.dialects import DIALECTS, MOST_STALL_MS, Lateness
 from torture.platforms import Platform, virtual_legs
 from torture.script import Script
 from torture.violations import Stops, Tally

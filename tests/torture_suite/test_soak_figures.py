@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from torture.heard import row
 from torture.dialects import LATENESS, Lateness
+from torture.heard import row
 from torture.soak import slope
 from torture.violations import HEARD, Tally, Violation
 
