@@ -95,7 +95,7 @@ async def _native_call(
     try:
         if is_back and await link.is_taken(_NOTICED_S):
             return False
-        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
         await _end(call, around, link)
     finally:
         link.close()
@@ -153,7 +153,7 @@ async def _carrier_call(
         if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
             bot.was_taken = True
             return False
-        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
         if call.end in _MEDIA_ENDS:
             oracle.owes_answers = False
             _MEDIA_ENDS[call.end](media)
@@ -218,7 +218,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     try:
         await bot.connect_in_time(around.port, _CONNECT_S)
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
-        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
@@ -251,7 +251,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
         feeding = asyncio.create_task(phone.feed(oracle))
         try:
             await bot.connect_in_time(around.port, _CONNECT_S)
-            await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+            await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
             if call.end == "hangup":
                 oracle.owes_answers = False
                 phone.hang_up()

@@ -16,12 +16,16 @@ from torture import violations as v
 from torture.caller_rules import CallerRules
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
+from torture.sound_rules import SoundRules
 from torture.violations import Stops, Tally, Violation
 
 MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
+_HOUR_NS = 3_600_000 * MS
+_TONES_NS = 3000 * MS
+"""The longest tones that are asked for."""
 _SURELY_HEARD_NS = 40 * MS
 """Speech that the player still has goes on for so long at least."""
 _PAUSE_NS = 200 * MS
@@ -81,6 +85,8 @@ class TurnTrack:
     """How often frames were dropped that may come again."""
     was_paused: bool = False
     """Some of it may be heard again."""
+    is_under_bed: bool = False
+    """A sound was under it, so silence of the turn is not told from frames of the sound alone."""
     slack_ns: int = 0
     """What a pause adds to the tolerance: the caller heard so much between its request and its answer."""
     n_sentences: int = 0
@@ -155,6 +161,7 @@ class NativeOracle:
         turns of tones, and says so when they start or end."""
         self._n_interruptions = 0
         self._caller = CallerRules(stops)
+        self._sounds = SoundRules(stops)
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -213,6 +220,7 @@ class NativeOracle:
                 self._n_refusals["no_active_turn"] += 1
                 self._tally.counts["clears"] += 1
             case "close":
+                self._sounds.bed_over(now_ns)
                 if message.get("now"):
                     self._interrupt(list(self.turns.values()), now_ns)
             case "mark":
@@ -232,7 +240,11 @@ class NativeOracle:
                 if turn is not None and message["type"] == "end":
                     turn.is_closed = True
             case "play":
-                if not message.get("stop"):
+                self._sounds.asked(message, now_ns)
+                if message.get("under"):
+                    for each in self.turns.values():
+                        each.is_under_bed |= each.is_live
+                elif not message.get("stop"):
                     if turn is None:
                         turn = self._mentioned(message["turn"], "", now_ns)
                         turn.lengths.add(0)
@@ -240,6 +252,8 @@ class NativeOracle:
                     turn.n_sounds += 1
             case "dtmf":
                 self._tones.append((self._n_mentioned, self._n_interruptions))
+                # Where the platform sends the tones, nothing is sent meanwhile.
+                self._sounds.played_until(now_ns + _TONES_NS)
                 self._n_mentioned += 1
             case "config":
                 self._caller.configured(message, now_ns)
@@ -251,6 +265,7 @@ class NativeOracle:
     def _mentioned(self, turn_id: str, letter: str, now_ns: int, number: int | None = None) -> TurnTrack:
         """A turn that the bot mentions first, or one that the server named."""
         turn = TurnTrack(turn_id, letter, self._n_mentioned if number is None else number, now_ns)
+        turn.is_under_bed = self._sounds.may_hear(now_ns)
         self._n_mentioned += number is None
         self.turns[turn_id] = turn
         self._tally.counts["turns"] += 1
@@ -325,6 +340,8 @@ class NativeOracle:
             case "status":
                 self._checked(v.ANSWERS)
                 self._n_status -= 1
+            case "call":
+                self._sounds.joined(now_ns)
             case "hangup":
                 self._hangup_ns = now_ns
             case "caller":
@@ -393,7 +410,7 @@ class NativeOracle:
             if turn.next_ns < audio_ns - self._most_error_ns:
                 sent_ms = turn.next_ns / MS
                 self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
-        elif not turn.n_moves and (n_lacking > 3 if self._has_media else n_lacking != 0):
+        elif not turn.n_moves and not turn.is_under_bed and (n_lacking > 3 if self._has_media else n_lacking != 0):
             self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
         if self._most_error_ns is None and any(not each.letter and each is not turn for each in self._live_begun()):
             # Silent frames of sounds and tones behind it, which a pause took back, are not told from its own.
@@ -458,6 +475,9 @@ class NativeOracle:
             if "heard_text" in event:
                 self._check_heard(turn, event, now_ns)
             self._over(turn, "error", now_ns)
+        elif code in ("bad_sound", "unknown_sound"):
+            self._checked(v.SOUNDS)
+            self._sounds.error(event.get("about", ""), code, now_ns)
         elif "about" not in event:
             self._checked(v.ANSWERS)
             if code == "internal":
@@ -466,7 +486,10 @@ class NativeOracle:
 
     def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:
         code = event["code"]
-        if code == "turn_timeout" and turn is not None:
+        if code == "bed_not_supported":
+            self._checked(v.SOUNDS)
+            self._sounds.not_possible()
+        elif code == "turn_timeout" and turn is not None:
             turn.is_closed = True
         elif code in ("no_active_turn", "not_paused"):
             self._n_refusals[code] -= 1
@@ -478,6 +501,8 @@ class NativeOracle:
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
         turn.end, turn.ended_ns = end, now_ns
+        self._sounds.turn_over(turn.id, end, now_ns)
+        self._sounds.silent_until(now_ns, is_spoken=True)
         if self._speaking is turn:
             self._speaking = next(iter(self._live_begun()), None)
         if end == "done":
@@ -501,6 +526,11 @@ class NativeOracle:
         self._n_silent = 0 if letter else self._n_silent + 1
         self._note(now_ns, "<", letter or "-")
         turn = self._owners.get(letter) if letter else self._speaking
+        self._note_sound(letter, payload, now_ns)
+        if not letter and self._sounds.may_hear(now_ns):
+            # It may be a frame of a sound alone.
+            self.player.take("", 0, now_ns)
+            return
         self._checked(v.SILENCE)
         if turn is None:
             if letter or not self._has_media:
@@ -527,9 +557,21 @@ class NativeOracle:
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
 
+    def _note_sound(self, letter: str, payload: bytes, now_ns: int) -> None:
+        self._sounds.played_until(self.player.end_ns)
+        if letter:
+            self._sounds.letter()
+            return
+        live = [turn for turn in self.turns.values() if turn.is_live]
+        self._sounds.frame(
+            now_ns, sounds=self._reader.sounds(payload), is_spoken=bool(live),
+            may_be_other=bool(self._tones) or any(turn.n_sounds or not turn.letter for turn in live),
+        )  # fmt: skip
+
     def played_frame(self, turn_id: str, place_ns: int, payload: bytes, now_ns: int) -> None:
         """The telephone side got the frame at `place_ns` of the audio of a turn. "": audio that is not of a turn."""
         if not turn_id:
+            self._note_sound(self._reader.letter(payload), payload, now_ns)
             self.player.take("", 0, now_ns, len(payload) * self._ptime_ns // self._frame_bytes)
             return
         self._tally.counts["frames"] += 1
@@ -537,6 +579,7 @@ class NativeOracle:
         if len(payload) != self._frame_bytes:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
         letter = self._reader.letter(payload)
+        self._note_sound(letter, payload, now_ns)
         self._note(now_ns, "<", letter or "-")
         turn = self._owners.get(letter) if letter else self.turns.get(turn_id)
         self._checked(v.SILENCE)
@@ -601,7 +644,7 @@ class NativeOracle:
             return self._most_error_ns
         n_frames = 1 if self._is_exact else 2
         ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
-        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns + self._slack_ns
+        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns + self._slack_ns + _HOUR_NS * turn.is_under_bed
 
     def _began_at(self, turn: TurnTrack, now_ns: int) -> int:
         """When the player began the speech that this turn is a part of: its schedule dates from then."""
@@ -615,7 +658,8 @@ class NativeOracle:
         if not turn.source.startswith(total) or (len(total) not in turn.lengths and total):
             self._wrong(v.HEARD, f"{turn.id}: {total!r} is not the text {turn.source!r}")
             return
-        if event.get("basis") == "client" or self.is_lossy:
+        is_unknown = turn.is_under_bed and self._most_error_ns is None
+        if event.get("basis") == "client" or self.is_lossy or is_unknown:
             return
         if event.get("basis") == "clock" and self.player.delay_ns and self._most_error_ns is None:
             # The server takes a platform that has not reported a mark yet to play at once.
@@ -689,6 +733,9 @@ class NativeOracle:
             self._check_late_audio(now_ns)
             for what in self._caller.finish(self._hangup_ns or now_ns if not is_torn else 0):
                 self._judge_voice(what)
+            self._judge_sounds(self._hangup_ns or now_ns)
+        else:
+            self._judge_sounds(now_ns)
         self._judge_suspicions()
         if is_torn:
             self._tally.counts["calls torn"] += 1
@@ -725,6 +772,12 @@ class NativeOracle:
             return None
         begun = [turn.started_ns for turn in self._live_begun() if turn.started_ns is not None]
         return max(begun[0], self._playing_since_ns) if begun else None
+
+    def _judge_sounds(self, now_ns: int) -> None:
+        for what in self._sounds.finish(now_ns):
+            self._checked(v.SOUNDS)
+            if not self.is_lossy and not self.may_fail:
+                self._wrong(v.SOUNDS, what)
 
     def _judge_voice(self, what: str) -> None:
         if what and not self.is_lossy:

@@ -22,6 +22,7 @@ from typing import Any
 
 from torture.places import ROOT
 from torture.sandbox import silent_resolver
+from torture.sound_server import FETCH_S, SoundServer
 
 _START_S = 60.0
 _DRAIN_S = 10.0
@@ -59,6 +60,7 @@ class Subject:
         self.engine: subprocess.Popen[str] | None = None
         self.disk: Path | None = None
         self.asterisk: Any = None
+        self.sounds: SoundServer
         self._asterisk_stack = ExitStack()
         self._stack = ExitStack()
         self._logs: list[Path] = []
@@ -76,7 +78,8 @@ class Subject:
         self.close()
 
     def _start(self) -> None:
-        settings = list(SETTINGS)
+        self.sounds = self._stack.enter_context(SoundServer())
+        settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}"]
         flags: list[str] = []
         if self.shape == "engine":
             self.start_engine()

@@ -18,6 +18,8 @@ ORDER = "order of events"
 ANSWERS = "one answer per message"
 CLOSE = "the close"
 VOICE = "the caller's voice"
+SOUNDS = "sounds"
+RECORDINGS = "recordings"
 NEIGHBOUR = "neighbours undisturbed"
 LEAKS = "nothing left behind"
 LOGS = "no traceback in a log"
@@ -26,8 +28,8 @@ RECOVERY = "speech after a kill"
 OWN = "no error of the torture itself"
 
 CHECKS = (
-    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, LOST, DONE, ORDER, ANSWERS, CLOSE, VOICE, NEIGHBOUR, LEAKS, LOGS,
-    DRAIN, RECOVERY, OWN,
+    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, LOST, DONE, ORDER, ANSWERS, CLOSE, VOICE, SOUNDS, RECORDINGS,
+    NEIGHBOUR, LEAKS, LOGS, DRAIN, RECOVERY, OWN,
 )  # fmt: skip
 
 _MOST_LOGS = 10

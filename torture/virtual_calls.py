@@ -26,6 +26,7 @@ from telephony_tts.audio.g711 import encode_ulaw
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.errors import SoundError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
@@ -39,6 +40,8 @@ from torture.letters import FrameReader
 from torture.oracle import NativeOracle
 from torture.platforms import Platform, virtual_legs
 from torture.script import Script
+from torture.sound_rules import kind_of
+from torture.sound_server import BAD
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
@@ -60,9 +63,14 @@ class LoudVoice:
 
 
 class NoiseSource:
-    """A sound of `play`: noise, which no letter sounds like."""
+    """A sound of `play`: noise, which no letter sounds like. What is bad of the torture's server is bad here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     async def load(self, rate_hz: int) -> Sound:
+        if kind_of(self._name) in BAD:
+            raise SoundError("it cannot be played")
         return _noise(rate_hz)
 
 
@@ -141,7 +149,7 @@ async def _run_native_call(
         call=f"c{number}", lead_ms=lead_ms, ptime_ms=ptime_ms, words=True, detect_language=False,
         first_clause_chars=choose.choice([0, 24]), text_mode=choose.choice(["sentence", "sentence", "interleaved"]),
     )  # fmt: skip
-    session = Session(settings, clock(), find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice)
+    session = Session(settings, clock(), find_sound=NoiseSource, knows_voice=catalog.knows_voice)
     call = Call(session, catalog, "stream")
     stops = Stops()
     oracle = NativeOracle(
@@ -175,7 +183,7 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     stall_ms = MOST_STALL_MS if late == "stalling" else 0
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
     session = Session(
-        settings, clock(), media=False, find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice,
+        settings, clock(), media=False, find_sound=NoiseSource, knows_voice=catalog.knows_voice,
         voice_model=cast(Any, LoudVoice),
     )  # fmt: skip
     call = Call(session, catalog, "native")
