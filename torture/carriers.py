@@ -1,145 +1,148 @@
-"""The telephone side of carriers whose media streams have Twilio's shape. Each one has names and habits of its own."""
+"""A telephone platform at the end of a real media leg, of any dialect, with a caller who speaks."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from typing import Any, ClassVar
+import random
+import time
+from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
+from telephony_tts.audio.encoder import CODECS
+from torture.dialects import MOST_STALL_MS, PTIME_MS, Asterisk, Dialect, Lateness
+from torture.grammar import invalid_media
 from torture.links import Link
 from torture.oracle import NativeOracle
 from torture.surroundings import Surroundings
+from torture.telephone import Telephone
+
+MS = 1_000_000
+_SILENCE_MS = 700
+"""The caller's audio goes on for so long behind its speech: a detector needs silence to hear an end."""
 
 
 class CarrierLink(Link):
-    """A carrier's side of a media stream. It plays as the oracle's player does, and reports marks as that reaches them.
+    """The socket of a platform, and the platform. `late` and `seed` say how late it plays, `late_ms` by how much."""
 
-    `codec` is that of the call. The class attributes are what a carrier calls things.
-    """
-
-    carrier = ""
-    stream_key = "streamSid"
-    sequence_key = "sequenceNumber"
-    media_event, mark_event, clear_event = "media", "mark", "clear"
-    echoes_dropped = True
-    """Whether marks come back that a clear has dropped."""
-    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw"}
-
-    def __init__(self, around: Surroundings, oracle: NativeOracle, call: str, codec: str = "ulaw") -> None:
-        super().__init__(f"/media/{self.carrier}", around)
+    def __init__(
+        self, around: Surroundings, oracle: NativeOracle, dialect: Dialect, *, late: str, late_ms: int, seed: int
+    ) -> None:
+        super().__init__(dialect.path, around)
+        self.dialect = dialect
         self._oracle = oracle
-        self._call = call
-        self._codec = codec
-        self._sequence = 0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        lateness = Lateness(late, seed, min(late_ms, dialect.most_late_ms))
+        self._telephone = _LinkTelephone(self, dialect, oracle, lateness)
+        self._choose = random.Random(f"{seed} caller")
+        self._at_ms = 0
+        """How much of the caller's audio was sent."""
 
     def start(self) -> None:
         """Send what begins the stream."""
-        self.send({"event": "connected", "protocol": "Call", "version": "1.0.0"})
-        self.report("start", **self.start_fields())
-
-    def start_fields(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def report(self, event: str, **fields: Any) -> None:
-        self._sequence += 1
-        self.send({"event": event, self.sequence_key: str(self._sequence), self.stream_key: "MZ1", **fields})
+        for message in self.dialect.start():
+            self._telephone.tell(message)
 
     def hang_up_call(self) -> None:
-        self.report("stop", stop={"callSid": self._call})
+        """Hang up as the platform does."""
+        message = self.dialect.hang_up()
+        if message is None:
+            self.leave()
+        else:
+            self._telephone.tell(message)
 
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        event = message["event"]
-        if event == self.media_event:
-            self._oracle.frame(base64.b64decode(message["media"]["payload"]), at_ns)
-        elif event == self.mark_event:
-            name = self.name_in(message)
-            loop = asyncio.get_running_loop()
-            wait_s = max(0, self._oracle.player.end_ns - at_ns) / 1e9
-            self._timers[name] = loop.call_later(wait_s, self._reached, name)
-        elif event == self.clear_event:
-            self._oracle.media_clear(at_ns)
-            for name, timer in list(self._timers.items()):
-                timer.cancel()
-                if self.echoes_dropped:
-                    self._reached(name)
-            self._timers.clear()
+    def telephone_errs(self, n: int) -> None:
+        """Send messages that cannot be read, or that nobody has asked for."""
+        for _ in range(n):
+            example = self._choose.choice(self.dialect.harmless())
+            payload, is_text = invalid_media(self._choose, example, self.dialect.stamp)
+            self.send_raw(payload, is_text=is_text)
 
-    def name_in(self, message: dict[str, Any]) -> str:
-        return str(message["mark"]["name"])
+    async def caller_speaks(self, ms: int) -> None:
+        """The caller says something, and is silent."""
+        begin_s = time.monotonic()
+        frames = frames_of_speech(self.dialect.codec, self.dialect.rate_hz, ms)
+        begun_ns = time.monotonic_ns()
+        for n, payload in enumerate(frames):
+            await asyncio.sleep(max(0, begin_s + n * PTIME_MS / 1000 - time.monotonic()))
+            if self.closed.done():
+                return
+            message = self.dialect.caller_audio(payload, self._at_ms)
+            self._at_ms += PTIME_MS
+            if isinstance(message, bytes):
+                self.send_raw(message, is_text=False)
+            else:
+                self._telephone.tell(message)
+            if n == 0:
+                self._oracle.caller_speaks(begun_ns, ms)
 
-    def echo(self, name: str) -> None:
-        """Tell that a mark was reached."""
-        self.report("mark", mark={"name": name})
+    def on_message(self, payload: bytes, at_ns: int) -> None:
+        self._get(payload, is_text=True)
 
-    def _reached(self, name: str) -> None:
-        del self._timers[name]
-        self.echo(name)
+    def on_binary(self, payload: bytes, at_ns: int) -> None:
+        self._get(payload, is_text=False)
+
+    def _get(self, payload: bytes, *, is_text: bool) -> None:
+        try:
+            if is_text and isinstance(self.dialect, Asterisk) and not payload.startswith(b"{"):
+                return
+            self._telephone.get(payload, is_text)
+        except Exception as error:
+            self._around.crashes.append(f"{self.dialect.path}: {error!r} at {payload[:200]!r}")
+        for check, what in self.dialect.wrong:
+            self._oracle.wrong(check, what)
+        self.dialect.wrong.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._telephone.drop()
         super().connection_lost(exc)
 
 
-class TwilioLink(CarrierLink):
-    carrier = "twilio"
+class _LinkTelephone(Telephone):
+    def __init__(self, link: CarrierLink, dialect: Dialect, oracle: NativeOracle, lateness: Lateness) -> None:
+        super().__init__(dialect, oracle, lateness, time.monotonic_ns)
+        self._link = link
 
-    def start_fields(self) -> dict[str, Any]:
-        sound = {"encoding": self.encodings[self._codec], "sampleRate": 8000, "channels": 1}
-        return {"start": {"streamSid": "MZ1", "accountSid": "AC1", "callSid": self._call, "tracks": ["inbound"],
-                          "customParameters": {}, "mediaFormat": sound}}  # fmt: skip
+    def send(self, message: dict[str, object]) -> None:
+        self._link.send(message)
 
-
-class SignalWireLink(TwilioLink):
-    carrier = "signalwire"
-    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
-
-
-class TelnyxLink(CarrierLink):
-    carrier = "telnyx"
-    stream_key, sequence_key = "stream_id", "sequence_number"
-    encodings: ClassVar[dict[str, str]] = {"ulaw": "PCMU", "alaw": "PCMA"}
-
-    def start_fields(self) -> dict[str, Any]:
-        sound = {"encoding": self.encodings[self._codec], "sample_rate": 8000, "channels": 1}
-        return {"start": {"call_control_id": self._call, "call_session_id": "s1", "from": "+491", "to": "+492",
-                          "custom_parameters": {}, "media_format": sound}}  # fmt: skip
+    def hear(self, payload: bytes, now_ns: int, *, in_file: bool) -> None:
+        if self.dialect.is_filler(payload):
+            self.set_lateness(now_ns, in_file=in_file)
+            self._oracle.played_frame("", 0, payload, now_ns)
+            return
+        n = self.dialect.frame_bytes
+        for at in range(0, len(payload), n):
+            self.set_lateness(now_ns, in_file=in_file)
+            self._oracle.frame(payload[at : at + n], now_ns)
+        if self.dialect.pads:
+            self._oracle.may_be_padded()
 
 
-class PlivoLink(CarrierLink):
-    """It reports no mark that was dropped, and hangs up by closing its socket."""
-
-    carrier = "plivo"
-    stream_key = "streamId"
-    media_event, mark_event, clear_event = "playAudio", "checkpoint", "clearAudio"
-    echoes_dropped = False
-    encodings: ClassVar[dict[str, str]] = {"ulaw": "audio/x-mulaw", "pcm": "audio/x-l16"}
-
-    def start(self) -> None:
-        self.report("start", **self.start_fields())
-
-    def start_fields(self) -> dict[str, Any]:
-        sound = {"encoding": self.encodings[self._codec], "sampleRate": 8000}
-        start = {"callId": self._call, "streamId": "MZ1", "accountId": "a1", "tracks": ["inbound"]}
-        return {"start": {**start, "mediaFormat": sound}, "extra_headers": "{}"}
-
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        super().take(message, at_ns)
-        if message["event"] == self.clear_event:
-            self.report("clearedAudio")
-
-    def name_in(self, message: dict[str, Any]) -> str:
-        return str(message["name"])
-
-    def echo(self, name: str) -> None:
-        self.report("playedStream", name=name)
-
-    def hang_up_call(self) -> None:
-        self.leave()
+def slack_ms(dialect: Dialect, late: str) -> int:
+    """How much less is known of the place of this platform than of one that plays frame by frame."""
+    return dialect.most_error_ms - PTIME_MS + (MOST_STALL_MS if late == "stalling" else 0)
 
 
-CARRIER_LINKS: dict[str, type[CarrierLink]] = {
-    link.carrier: link for link in (TwilioLink, TelnyxLink, PlivoLink, SignalWireLink)
-}
+@lru_cache
+def _speech() -> npt.NDArray[np.float32]:
+    """A sentence at 24 kHz, loud, from its first sound on."""
+    from telephony_tts.engines.hibari_model import HibariModel
+
+    spoken = HibariModel().speak("Hold on please, I would like to ask you something else before that.")
+    assert spoken.sample_rate_hz == 24_000
+    wave = spoken.pcm.astype(np.float32) * 1.8
+    return wave[int(np.argmax(np.abs(wave) > 0.02 * np.abs(wave).max())) :]
+
+
+@lru_cache(maxsize=64)
+def frames_of_speech(codec: str, rate_hz: int, ms: int) -> tuple[bytes, ...]:
+    """A caller's voice of this length and the silence behind it, 20 ms each."""
+    import soxr
+
+    wave = soxr.resample(_speech(), 24_000, rate_hz, "HQ")[: rate_hz * ms // 1000]
+    n = rate_hz * PTIME_MS // 1000
+    pcm = np.zeros((len(wave) // n + _SILENCE_MS // PTIME_MS) * n, np.int16)
+    n_voice = len(wave) // n * n
+    pcm[:n_voice] = np.rint(wave[:n_voice]).clip(-32768, 32767)
+    return tuple(CODECS[codec].encode(pcm[at : at + n]) for at in range(0, len(pcm), n))

@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 
 from torture import violations as v
 from torture.asterisk_door import phone_call
-from torture.carriers import CARRIER_LINKS, TwilioLink
-from torture.histories import CallHistory, Step
+from torture.carriers import CarrierLink, slack_ms
+from torture.dialects import DIALECTS, PTIME_MS, Dialect, Twilio
+from torture.histories import CARRIERS, CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
 from torture.letters import LETTERS, FrameReader, sentence
 from torture.links import AudioSocketLink, BotLink, Link
@@ -53,7 +54,7 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _asterisk(call, number, around)
             case "no_bot":
                 await _no_bot(number, around)
-            case door if door in CARRIER_LINKS:
+            case door if door in CARRIERS:
                 await _carrier(call, number, around)
             case door if door in FORMS:
                 await HttpCall(call, number, around).run()
@@ -94,7 +95,7 @@ async def _native_call(
     try:
         if is_back and await link.is_taken(_NOTICED_S):
             return False
-        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
         await _end(call, around, link)
     finally:
         link.close()
@@ -133,14 +134,17 @@ async def _carrier_call(
     call: CallHistory, name: str, number: int, around: Surroundings, *, is_back: bool = False
 ) -> bool:
     """Whether the server let both legs in. With `is_back` the call before may still have a leg of the same kind."""
-    codec = call.options.get("codec", "ulaw")
+    codec, rate_hz = call.options["format"]
+    late, late_ms = call.options["late"], call.options["delay_ms"]
+    dialect = DIALECTS[call.door](name, codec, rate_hz)
+    lead_ns = None if dialect.lead_ms is None else (dialect.lead_ms + _message_ms(dialect)) * MS
     oracle = NativeOracle(
-        around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail,
-        frame_bytes=320 if codec == "pcm" else 160, reader=FrameReader(codec),
-        delay_ns=call.options["delay_ms"] * MS,
+        around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
+        frame_bytes=dialect.frame_bytes, reader=FrameReader(codec, rate_hz), slack_ns=slack_ms(dialect, late) * MS,
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
-    media = CARRIER_LINKS[call.door](around, oracle, name, codec)
+    media = CarrierLink(around, oracle, dialect, late=late, late_ms=late_ms, seed=call.seed)
+    bot.telephone = media
     try:
         for link in (media, bot) if call.options["media_first"] else (bot, media):
             await link.connect_in_time(around.port, _CONNECT_S)
@@ -149,13 +153,10 @@ async def _carrier_call(
         if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
             bot.was_taken = True
             return False
-        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
-        if call.end in ("hangup", "media_rst"):
+        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
+        if call.end in _MEDIA_ENDS:
             oracle.owes_answers = False
-            if call.end == "hangup":
-                media.hang_up_call()
-            else:
-                media.reset()
+            _MEDIA_ENDS[call.end](media)
             await _closes(bot, around, 1000)
         else:
             await _end(call, around, bot)
@@ -163,6 +164,8 @@ async def _carrier_call(
             bot.reset()
         if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
+        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code != 1000:
+            oracle.wrong(v.CLOSE, f"{call.door}: the media leg was closed with {media.close_code}, expected 1000")
     finally:
         bot.close()
         media.close()
@@ -171,10 +174,23 @@ async def _carrier_call(
     return True
 
 
+_MEDIA_ENDS: dict[str, Callable[[CarrierLink], None]] = {
+    "hangup": CarrierLink.hang_up_call, "media_rst": CarrierLink.reset, "media_fin": CarrierLink.leave,
+    "media_half_close": CarrierLink.half_close,
+}  # fmt: skip
+"""How the telephone side ends a call."""
+
+
+def _message_ms(dialect: Dialect) -> int:
+    """How much further ahead a leg may be that sends long messages: one may be filled up."""
+    return (dialect.message_ms or PTIME_MS) - PTIME_MS
+
+
 async def _no_bot(number: int, around: Surroundings) -> None:
     """A telephone call for which the server has to dial a bot, whose name does not resolve."""
     oracle = NativeOracle(around.tally, around.stops, call=number, has_media=True, is_lossy=True)
-    media = TwilioLink(around, oracle, f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
+    dialect = Twilio(f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
+    media = CarrierLink(around, oracle, dialect, late="fixed", late_ms=0, seed=number)
     await media.connect_in_time(around.port, _CONNECT_S)
     try:
         media.start()
@@ -202,7 +218,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     try:
         await bot.connect_in_time(around.port, _CONNECT_S)
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
-        await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
@@ -235,7 +251,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
         feeding = asyncio.create_task(phone.feed(oracle))
         try:
             await bot.connect_in_time(around.port, _CONNECT_S)
-            await Script(call, bot, oracle, time.monotonic_ns).perform(bot.closed.done)
+            await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
             if call.end == "hangup":
                 oracle.owes_answers = False
                 phone.hang_up()

@@ -1,9 +1,11 @@
-"""Messages that no server can read, made from the grammar of those that it can: each gets one error of §8.1."""
+"""Messages that no server can read, made from the grammar of those that it can. Each one of a bot gets one error of
+§8.1; those of a telephone platform change nothing."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 _VALID: tuple[dict[str, Any], ...] = (
@@ -54,3 +56,53 @@ def invalid(choose: random.Random) -> tuple[bytes, bool]:
             field, values = choose.choice(_WRONG[message["type"]])
             message[field] = choose.choice(values)
     return json.dumps(message, ensure_ascii=choose.random() < 0.5).encode(), True
+
+
+_STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    7,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    _LONG_NAME,
+    "a\nb\u0000",
+    [],
+    {},
+    [[["x"]]],
+    {"x": {}},
+)
+
+
+def invalid_media(
+    choose: random.Random, example: dict[str, Any], stamp: Callable[[], dict[str, Any]]
+) -> tuple[bytes, bool]:
+    """(the payload, whether it is text) of a message of a telephone platform that changes nothing in its call, made
+    from a message that would change nothing. `stamp` gives what each message has besides its content; it is called for
+    messages that can be parsed."""
+    match choose.randrange(6):
+        case 0:
+            whole = json.dumps(example)
+            return whole[: choose.randrange(1, len(whole) - 1)].encode(), True
+        case 1:
+            return choose.randbytes(2 * choose.randrange(0, 20)), False
+        case 2:
+            return choose.choice([b"", b"[]", b"null", b"7", b'"x"', b"{}", b"[" * 5000, b'{"x":"\xff\xfe"']), True
+        case 3:
+            key = next(iter(example))
+            message = {**example, key: choose.choice([*_STRANGE, "shout"])}
+        case _:
+            message = json.loads(json.dumps(example))
+            inner = message
+            while nested := [each for each in inner.values() if isinstance(each, dict) and each]:
+                if choose.random() < 0.3:
+                    break
+                inner = choose.choice(nested)
+            key = choose.choice(list(inner))
+            if choose.random() < 0.3:
+                del inner[key]
+            else:
+                inner[key] = choose.choice(_STRANGE)
+    return json.dumps({**message, **stamp()}, ensure_ascii=choose.random() < 0.5).encode(), True

@@ -12,7 +12,7 @@ from typing import Any
 from harness.report import percentiles, table
 
 from torture import report
-from torture.platforms import DIALECTS, LATENESS, MOST_STALL_MS
+from torture.dialects import DIALECTS, LATENESS, MOST_STALL_MS
 from torture.violations import HEARD, LOST, Tally
 
 _PART = 25

@@ -80,14 +80,30 @@ INTERRUPTIONS = {
     "ssml": 3, "config": 2, "play": 1, "dtmf": 1, "voice": 2,
 }  # fmt: skip
 """Steps of calls that try what counts as heard, and how often each comes."""
-_WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
-CARRIERS = ("twilio", "telnyx", "plivo", "signalwire")
-"""The carriers whose media streams have Twilio's shape."""
-HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
-_CARRIER_CODECS = {
-    "twilio": ["ulaw"], "telnyx": ["ulaw", "alaw"], "plivo": ["ulaw", "pcm"], "signalwire": ["ulaw", "pcm"],
+_CONVERSATION = {
+    "say": 14, "text": 6, "last": 4, "voice": 14, "clear": 2, "mark": 3, "pause": 1, "resume": 2, "invalid": 1,
+    "config": 1,
 }  # fmt: skip
-_CARRIER_ENDS = ("close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "half_close")
+"""Steps of calls in which the caller speaks much, and the bot listens."""
+_WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
+_LONG_WAITS_MS = (100, 300, 500, 700, 1000, 1500)
+CARRIERS = (
+    "twilio", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys", "jambonz", "freeswitch", "native media",
+)  # fmt: skip
+"""Media legs with a simulated platform behind them, each with a bot at the same time."""
+HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
+_ULAW, _PCM, _PCM16, _PCM24 = ("ulaw", 8000), ("pcm", 8000), ("pcm", 16000), ("pcm", 24000)
+_CARRIER_CODECS = {
+    "twilio": [_ULAW], "telnyx": [_ULAW, ("alaw", 8000)], "plivo": [_ULAW, _PCM], "signalwire": [_ULAW, _PCM],
+    "exotel": [_PCM, _PCM, _PCM16, _PCM24, _ULAW], "vonage": [_PCM, _PCM16, _PCM24],
+    "genesys": [_ULAW, _PCM], "jambonz": [_PCM, _PCM16, ("pcm", 48000)], "freeswitch": [_PCM, _PCM16],
+    "native media": [_ULAW, ("alaw", 8000), _PCM, _PCM24],
+}  # fmt: skip
+_LATE = ("fixed", "fixed", "jumping", "stalling")
+"""How platforms at the end of a real socket are late: `torture.dialects.LATENESS`."""
+_CARRIER_ENDS = (
+    "close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "media_fin", "media_half_close", "half_close",
+)  # fmt: skip
 _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
     **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
@@ -102,7 +118,7 @@ _ENDS = {
 _MEDIA_ENDS = ("close", "close", "close_now")
 """Of the calls through simulated telephone platforms, on the virtual clock."""
 _DOORS = (
-    "native", "native", "native", "native", "twilio", "twilio", "telnyx", "plivo", "signalwire", "deepgram",
+    "native", "native", "native", "native", "native", "native", "twilio", *CARRIERS, "deepgram",
     "elevenlabs", "cartesia", *HTTP_DOORS,
 )  # fmt: skip
 _DOORS_OF = {
@@ -149,8 +165,14 @@ def make_call(
     """`weights` says how often each kind of step comes."""
     choose = random.Random(seed)
     door = choose.choice(doors)
+    is_conversation = weights is _STEPS and door in CARRIERS and choose.random() < 0.3
+    waits_ms = _LONG_WAITS_MS if is_conversation else _WAITS_MS
+    if is_conversation:
+        weights = _CONVERSATION
     chosen = choose.choices(list(weights), list(weights.values()), k=n_steps)
-    steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
+    steps = [Step(choose.choice(waits_ms), kind, choose.randint(1, 5)) for kind in chosen]
+    if is_conversation:
+        steps.insert(0, Step(0, "listen"))
     if door in ("deepgram", "elevenlabs", "cartesia", *HTTP_DOORS):
         steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
@@ -177,7 +199,8 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "media_first": choose.random() < 0.4,
             "delay_ms": choose.choice([0, 0, 20, 80, 300, 1000, 1500]),
             "comes_back": choose.random() < 0.2,
-            "codec": choose.choice(_CARRIER_CODECS[door]),
+            "format": choose.choice(_CARRIER_CODECS[door]),
+            "late": choose.choice(_LATE),
         }
     return {}
 

@@ -61,12 +61,21 @@ class FrameReader:
             found = self._known[payload] = self._listen(payload)
         return found
 
-    def _listen(self, payload: bytes) -> str:
+    def sounds(self, payload: bytes) -> bool:
+        """Whether a frame is no silence."""
+        return self._is_loud(self._samples(payload))
+
+    def _samples(self, payload: bytes) -> npt.NDArray[np.float64]:
         if self._codec == "pcm":
-            samples = np.frombuffer(payload[: len(payload) // 2 * 2], "<i2").astype(np.float64)
-        else:
-            samples = (decode_ulaw if self._codec == "ulaw" else decode_alaw)(payload).astype(np.float64)
-        if np.count_nonzero(np.abs(samples) > _QUIETEST) < self._rate_hz // 200:
+            return np.frombuffer(payload[: len(payload) // 2 * 2], "<i2").astype(np.float64)
+        return (decode_ulaw if self._codec == "ulaw" else decode_alaw)(payload).astype(np.float64)
+
+    def _is_loud(self, samples: npt.NDArray[np.float64]) -> bool:
+        return int(np.count_nonzero(np.abs(samples) > _QUIETEST)) >= self._rate_hz // 200
+
+    def _listen(self, payload: bytes) -> str:
+        samples = self._samples(payload)
+        if not self._is_loud(samples):
             return ""
         # In blocks, because the tone begins anew with each letter of a word.
         n_block = self._rate_hz * _BLOCK_MS // 1000

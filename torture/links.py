@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from harness.peer import Peer, frame
 
@@ -22,6 +22,8 @@ MS = 1_000_000
 _BINARY = 2
 _NO_PONG = "keepalive ping timeout"
 """The reason of the library for such a close."""
+_VOICE_TIMES = 4
+"""The detector of voices needs more of a voice than its stand-in on the virtual clock."""
 
 
 class Link(Peer):
@@ -51,9 +53,6 @@ class Link(Peer):
             with suppress(RuntimeError):
                 self.transport.resume_reading()
         self.own_stops.add(begin_ns, time.monotonic_ns() + 5 * MS)
-
-    async def caller_speaks(self, ms: int) -> None:
-        """No caller is behind these links whose voice would be heard."""
 
     @property
     def own_stops(self) -> Stops:
@@ -130,6 +129,13 @@ class Link(Peer):
         raise NotImplementedError
 
 
+class TelephoneSide(Protocol):
+    """What a script does at the other leg of its call."""
+
+    async def caller_speaks(self, ms: int) -> None: ...
+    def telephone_errs(self, n: int) -> None: ...
+
+
 class BotLink(Link):
     """A bot on `/v1/stream`."""
 
@@ -137,10 +143,24 @@ class BotLink(Link):
         super().__init__(path, around)
         self.oracle = oracle
         self._needs_media = "audio=none" in path
+        self.telephone: TelephoneSide | None = None
+        """The other leg of the call."""
+        self._speaking: set[asyncio.Task[None]] = set()
         self.was_taken = False
         """Whether the server refused the bot, because the call of this name has one."""
         self._is_answered = asyncio.Event()
         self._has_media = asyncio.Event()
+
+    async def caller_speaks(self, ms: int) -> None:
+        """The caller speaks while the script goes on."""
+        if self.telephone is not None and not self._speaking:
+            speaking = asyncio.create_task(self.telephone.caller_speaks(_VOICE_TIMES * ms))
+            self._speaking.add(speaking)
+            speaking.add_done_callback(self._speaking.discard)
+
+    def telephone_errs(self, n: int) -> None:
+        if self.telephone is not None:
+            self.telephone.telephone_errs(n)
 
     @property
     def awaits_media(self) -> bool:

@@ -13,14 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torture import violations as v
+from torture.caller_rules import CallerRules
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
+from torture.sound_rules import SoundRules
 from torture.violations import Stops, Tally, Violation
 
 MS = 1_000_000
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
+_HOUR_NS = 3_600_000 * MS
+_TONES_NS = 3000 * MS
+"""The longest tones that are asked for."""
+_SURELY_HEARD_NS = 40 * MS
+"""Speech that the player still has goes on for so long at least."""
 _PAUSE_NS = 200 * MS
 _ATTACHED = ".,!? "
 _TAG = re.compile("<[^>]*>")
@@ -80,6 +87,8 @@ class TurnTrack:
     """How often frames were dropped that may come again."""
     was_paused: bool = False
     """Some of it may be heard again."""
+    is_under_bed: bool = False
+    """A sound was under it, so silence of the turn is not told from frames of the sound alone."""
     slack_ns: int = 0
     """What a pause adds to the tolerance: the caller heard so much between its request and its answer."""
     n_sentences: int = 0
@@ -110,7 +119,8 @@ class NativeOracle:
     error. `is_exact`: messages take no time and nothing stops, as on a virtual clock. `is_lossy`: something between
     the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
     frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
-    another one."""
+    another one. `slack_ns`: so much less is known of the place of the telephone side than of one that plays frame by
+    frame."""
 
     def __init__(
         self,
@@ -129,6 +139,7 @@ class NativeOracle:
         is_lossy: bool = False,
         most_error_ns: int | None = None,
         most_lost_ns: int = 0,
+        slack_ns: int = 0,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -143,6 +154,7 @@ class NativeOracle:
         self.is_lossy = is_lossy
         self._most_error_ns = most_error_ns
         self._most_lost_ns = most_lost_ns
+        self._slack_ns = slack_ns
         self.player = Player(self._ptime_ns, delay_ns)
         self.turns: dict[str, TurnTrack] = {}
         self._n_mentioned = 0
@@ -150,9 +162,8 @@ class NativeOracle:
         """(which turn it would be, how many interruptions there were) of each request for tones. The server names the
         turns of tones, and says so when they start or end."""
         self._n_interruptions = 0
-        self._is_armed = False
-        """The caller's voice interrupts or pauses the speech."""
-        self._was_armed = False
+        self._caller = CallerRules(stops)
+        self._sounds = SoundRules(stops)
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -170,6 +181,8 @@ class NativeOracle:
         self._is_over = False
         self._playing_since_ns = 0
         self._last_frame_ns = 0
+        self._n_silent = 0
+        """Frames without a letter since the last one that had one."""
         self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
@@ -210,6 +223,7 @@ class NativeOracle:
                 self._n_refusals["no_active_turn"] += 1
                 self._tally.counts["clears"] += 1
             case "close":
+                self._sounds.bed_over(now_ns)
                 if message.get("now"):
                     self._interrupt(list(self.turns.values()), now_ns)
             case "mark":
@@ -217,6 +231,7 @@ class NativeOracle:
                 offset = len(turn.source) if turn is not None else 0
                 self._marks[message["name"]] = MarkTrack(message["turn"], offset, now_ns)
             case "pause":
+                self._caller.bot_acts()
                 for each in self.turns.values():
                     if each.is_live:
                         self._pause_asked.setdefault(each.id, self.player.heard_ns(each.id, now_ns))
@@ -228,7 +243,11 @@ class NativeOracle:
                 if turn is not None and message["type"] == "end":
                     turn.is_closed = True
             case "play":
-                if not message.get("stop"):
+                self._sounds.asked(message, now_ns)
+                if message.get("under"):
+                    for each in self.turns.values():
+                        each.is_under_bed |= each.is_live
+                elif not message.get("stop"):
                     if turn is None:
                         turn = self._mentioned(message["turn"], "", now_ns)
                         turn.lengths.add(0)
@@ -236,10 +255,11 @@ class NativeOracle:
                     turn.n_sounds += 1
             case "dtmf":
                 self._tones.append((self._n_mentioned, self._n_interruptions))
+                # Where the platform sends the tones, nothing is sent meanwhile.
+                self._sounds.played_until(now_ns + _TONES_NS)
                 self._n_mentioned += 1
             case "config":
-                self._is_armed = message.get("barge_in", "on" if self._is_armed else "off") == "on"
-                self._was_armed |= self._is_armed
+                self._caller.configured(message, now_ns)
             case "ping":
                 self._pings.append(message["id"])
             case "status":
@@ -248,6 +268,7 @@ class NativeOracle:
     def _mentioned(self, turn_id: str, letter: str, now_ns: int, number: int | None = None) -> TurnTrack:
         """A turn that the bot mentions first, or one that the server named."""
         turn = TurnTrack(turn_id, letter, self._n_mentioned if number is None else number, now_ns)
+        turn.is_under_bed = self._sounds.may_hear(now_ns)
         self._n_mentioned += number is None
         self.turns[turn_id] = turn
         self._tally.counts["turns"] += 1
@@ -277,6 +298,7 @@ class NativeOracle:
 
     def _interrupt(self, turns: list[TurnTrack], now_ns: int) -> None:
         self._n_interruptions += 1
+        self._caller.bot_acts()
         for turn in turns:
             if turn.is_live:
                 heard_ns = self.player.heard_ns(turn.id, now_ns)
@@ -321,8 +343,13 @@ class NativeOracle:
             case "status":
                 self._checked(v.ANSWERS)
                 self._n_status -= 1
+            case "call":
+                self._sounds.joined(now_ns)
             case "hangup":
                 self._hangup_ns = now_ns
+            case "caller":
+                self._checked(v.VOICE)
+                self._judge_voice(self._caller.event(event, now_ns, self._speech_since_ns(now_ns)))
 
     def _started(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._checked(v.ORDER)
@@ -362,8 +389,8 @@ class NativeOracle:
         self._check_heard(turn, event, now_ns)
         asked = turn.interruptions[0] if turn.interruptions else None
         total = event["heard_text"] + event["unheard_text"]
-        if event["reason"] == "barge_in" and not self._was_armed:
-            self._wrong(v.ONE_END, f"{turn.id} was interrupted by the caller, who cannot do that")
+        if event["reason"] == "barge_in":
+            self._judge_voice(self._caller.interrupts(turn.id, "cleared"))
         if event["reason"] == "clear" and asked is None:
             self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
         elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
@@ -387,7 +414,7 @@ class NativeOracle:
             if turn.next_ns < audio_ns - self._most_error_ns:
                 sent_ms = turn.next_ns / MS
                 self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
-        elif not turn.n_moves:
+        elif not turn.n_moves and not turn.is_under_bed:
             what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
             if not self._has_media and n_lacking:
                 self._wrong(v.DONE, what)
@@ -406,6 +433,8 @@ class NativeOracle:
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._tally.counts[f"paused by {event['reason']}"] += 1
+        if event["reason"] == "barge_in":
+            self._judge_voice(self._caller.interrupts(turn.id, "paused"))
         self._check_heard(turn, event, now_ns, asked_ns=self._pause_asked.get(turn.id))
         for each in self._live_begun():
             asked_ns = self._pause_asked.get(each.id, 0)
@@ -456,6 +485,9 @@ class NativeOracle:
             if "heard_text" in event:
                 self._check_heard(turn, event, now_ns)
             self._over(turn, "error", now_ns)
+        elif code in ("bad_sound", "unknown_sound"):
+            self._checked(v.SOUNDS)
+            self._sounds.error(event.get("about", ""), code, now_ns)
         elif "about" not in event:
             self._checked(v.ANSWERS)
             if code == "internal":
@@ -464,7 +496,10 @@ class NativeOracle:
 
     def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:
         code = event["code"]
-        if code == "turn_timeout" and turn is not None:
+        if code == "bed_not_supported":
+            self._checked(v.SOUNDS)
+            self._sounds.not_possible()
+        elif code == "turn_timeout" and turn is not None:
             turn.is_closed = True
         elif code in ("no_active_turn", "not_paused"):
             self._n_refusals[code] -= 1
@@ -476,6 +511,8 @@ class NativeOracle:
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
         turn.end, turn.ended_ns = end, now_ns
+        self._sounds.turn_over(turn.id, end, now_ns)
+        self._sounds.silent_until(now_ns, is_spoken=True)
         if self._speaking is turn:
             self._speaking = next(iter(self._live_begun()), None)
         if end == "done":
@@ -496,8 +533,14 @@ class NativeOracle:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
             return
         letter = self._reader.letter(payload)
+        self._n_silent = 0 if letter else self._n_silent + 1
         self._note(now_ns, "<", letter or "-")
         turn = self._owners.get(letter) if letter else self._speaking
+        self._note_sound(letter, payload, now_ns)
+        if not letter and self._sounds.may_hear(now_ns):
+            # It may be a frame of a sound alone.
+            self.player.take("", 0, now_ns)
+            return
         self._checked(v.SILENCE)
         if turn is None:
             if letter or not self._has_media:
@@ -526,9 +569,21 @@ class NativeOracle:
         turn.n_frames += 1
         self._check_pace(turn, now_ns)
 
+    def _note_sound(self, letter: str, payload: bytes, now_ns: int) -> None:
+        self._sounds.played_until(self.player.end_ns)
+        if letter:
+            self._sounds.letter()
+            return
+        live = [turn for turn in self.turns.values() if turn.is_live]
+        self._sounds.frame(
+            now_ns, sounds=self._reader.sounds(payload), is_spoken=bool(live),
+            may_be_other=bool(self._tones) or any(turn.n_sounds or not turn.letter for turn in live),
+        )  # fmt: skip
+
     def played_frame(self, turn_id: str, place_ns: int, payload: bytes, now_ns: int) -> None:
         """The telephone side got the frame at `place_ns` of the audio of a turn. "": audio that is not of a turn."""
         if not turn_id:
+            self._note_sound(self._reader.letter(payload), payload, now_ns)
             self.player.take("", 0, now_ns, len(payload) * self._ptime_ns // self._frame_bytes)
             return
         self._tally.counts["frames"] += 1
@@ -536,6 +591,7 @@ class NativeOracle:
         if len(payload) != self._frame_bytes:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
         letter = self._reader.letter(payload)
+        self._note_sound(letter, payload, now_ns)
         self._note(now_ns, "<", letter or "-")
         turn = self._owners.get(letter) if letter else self.turns.get(turn_id)
         self._checked(v.SILENCE)
@@ -559,6 +615,13 @@ class NativeOracle:
         turn.next_ns = place_ns + self._ptime_ns
         turn.n_frames += 1
 
+    def may_be_padded(self) -> None:
+        """The silence at the end of the audio so far may be what a message was filled up with, or silence of the
+        speech. So the place in the turn is known to this length only."""
+        if self._speaking is not None:
+            self._speaking.slack_ns += self._n_silent * self._ptime_ns
+        self._n_silent = 0
+
     def media_clear(self, now_ns: int) -> None:
         """The media leg is told to drop what it has not played."""
         self._note(now_ns, "<", "media clear")
@@ -569,7 +632,7 @@ class NativeOracle:
         self._checked(v.CLOCK)
         if self._lead_ns is None or self.is_lossy:
             return
-        ahead_ns = self.player.end_ns - self.player.delay_ns - now_ns
+        ahead_ns = self.player.end_ns - self.player.late_ns - now_ns
         # §6.6: at an interruption one more frame may fade out.
         # The loop's timers round to half a millisecond.
         allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn) + MS
@@ -593,7 +656,7 @@ class NativeOracle:
             return self._most_error_ns
         n_frames = 1 if self._is_exact else 2
         ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
-        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns
+        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns + self._slack_ns + _HOUR_NS * turn.is_under_bed
 
     def _began_at(self, turn: TurnTrack, now_ns: int) -> int:
         """When the player began the speech that this turn is a part of: its schedule dates from then."""
@@ -607,7 +670,8 @@ class NativeOracle:
         if not turn.source.startswith(total) or (len(total) not in turn.lengths and total):
             self._wrong(v.HEARD, f"{turn.id}: {total!r} is not the text {turn.source!r}")
             return
-        if event.get("basis") == "client" or self.is_lossy:
+        is_unknown = turn.is_under_bed and self._most_error_ns is None
+        if event.get("basis") == "client" or self.is_lossy or is_unknown:
             return
         if event.get("basis") == "clock" and self.player.delay_ns and self._most_error_ns is None:
             # The server takes a platform that has not reported a mark yet to play at once.
@@ -664,7 +728,7 @@ class NativeOracle:
                 self._tally.n_words_right += place.is_word_right
                 self._tally.n_words_wrong += not place.is_word_right
 
-    # --------------------------------------------------------------------- end
+    # ------------------------------------------------------------- it is over
 
     def closed(self) -> None:
         """The socket is closed."""
@@ -679,6 +743,11 @@ class NativeOracle:
             self._tally.counts[f"turns {turn.end or 'open'}"] += 1
         if self._has_media:
             self._check_late_audio(now_ns)
+            for what in self._caller.finish(self._hangup_ns or now_ns if not is_torn else 0):
+                self._judge_voice(what)
+            self._judge_sounds(self._hangup_ns or now_ns)
+        else:
+            self._judge_sounds(now_ns)
         self._judge_suspicions()
         if is_torn:
             self._tally.counts["calls torn"] += 1
@@ -698,6 +767,35 @@ class NativeOracle:
         if self._hangup_ns is None and self.owes_answers and (self._pings or self._n_status or self._n_invalid):
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
             self._wrong(v.ANSWERS, f"{lacking} did not come")
+
+    # ------------------------------------------------------------- the caller
+
+    def caller_speaks(self, begin_ns: int, ms: int) -> None:
+        """The caller begins to speak, for so long."""
+        self._note(begin_ns, ">", f"{ms} ms of voice")
+        self._tally.counts["caller speaks"] += 1
+        self._caller.speaks(begin_ns, ms)
+
+    def _speech_since_ns(self, now_ns: int) -> int | None:
+        """Since when the caller has heard speech that goes on for some time yet. None if that is not so, or if a
+        platform that plays late makes it uncertain."""
+        left_ns = self.player.end_ns - now_ns
+        if self._is_paused or self.is_lossy or self.player.delay_ns > CROSS_NS or left_ns < _SURELY_HEARD_NS:
+            return None
+        begun = [turn.started_ns for turn in self._live_begun() if turn.started_ns is not None]
+        return max(begun[0], self._playing_since_ns) if begun else None
+
+    def _judge_sounds(self, now_ns: int) -> None:
+        for what in self._sounds.finish(now_ns):
+            self._checked(v.SOUNDS)
+            if not self.is_lossy and not self.may_fail:
+                self._wrong(v.SOUNDS, what)
+
+    def _judge_voice(self, what: str) -> None:
+        if what and not self.is_lossy:
+            self._wrong(v.VOICE, what)
+
+    # --------------------------------------------------------------------- end
 
     def wrong(self, check: str, what: str) -> None:
         """Something did not hold that the caller has found."""

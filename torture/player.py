@@ -19,6 +19,8 @@ class Player:
         """How much longer than its length a frame is played."""
         self.end_ns = 0
         """When all that was taken has been played."""
+        self.late_ns = 0
+        """How much later than at once it plays what it has: the delay, and the stops since its buffer was empty."""
         self.gap_ns = 0
         """The silence before the frame that came last."""
         self._waiting: deque[tuple[int, str, int, int]] = deque()
@@ -29,7 +31,9 @@ class Player:
     def take(self, turn: str, place_ns: int, now_ns: int, length_ns: int | None = None) -> None:
         """A frame came, which is at `place_ns` of the audio of its turn."""
         self.gap_ns = max(0, now_ns - self.end_ns)
-        begin_ns = (self.end_ns if now_ns < self.end_ns else now_ns + self.delay_ns) + self.stall_ns
+        is_empty = now_ns >= self.end_ns
+        self.late_ns = (self.delay_ns if is_empty else self.late_ns) + self.stall_ns
+        begin_ns = (now_ns + self.delay_ns if is_empty else self.end_ns) + self.stall_ns
         length_ns = round((self.ptime_ns if length_ns is None else length_ns) * self.stretch)
         self._waiting.append((begin_ns, turn, place_ns, length_ns))
         self.end_ns = self._turn_end_ns[turn] = begin_ns + length_ns

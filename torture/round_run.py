@@ -44,7 +44,7 @@ stopped has much to do at once. A server with one process is asked which threads
 async def run_round(whole: Round, subject: Subject) -> Tally:
     """What was checked and what was found."""
     stops = Stops()
-    around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port)
+    around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, sounds_url=subject.sounds.url)
     kinds = {fault.kind for fault in whole.faults}
     around.asterisk = subject.asterisk
     around.may_break = any(map(nemesis.kills, kinds - {"kill_engine"}))
@@ -117,7 +117,7 @@ async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> 
 
 async def warm_up(subject: Subject) -> Holdings:
     """One call through each door, and what the server holds after them."""
-    around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port)
+    around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port, sounds_url=subject.sounds.url)
     doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot")}.get(subject.shape, _WARM_DOORS)
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in doors)

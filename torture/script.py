@@ -11,6 +11,7 @@ from torture.grammar import invalid
 from torture.histories import CallHistory, Step
 from torture.letters import markup, sentence
 from torture.oracle import NativeOracle
+from torture.sound_server import BAD, PATH
 
 SOUND = "ringback"
 """A sound that each server under test has."""
@@ -23,6 +24,13 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 """What a bot changes for the turns that begin later."""
 
 
+_PLAYS: tuple[dict[str, Any], ...] = (
+    {}, {"loop": "until_speech"}, {"gain_db": -6}, {"stop": True}, {"stop": True},
+    {"under": True, "gain_db": -12}, {"under": True, "gain_db": -12},
+    {"url": "good"}, {"url": "slow"}, *({"url": kind} for kind in BAD),
+)  # fmt: skip
+
+
 class BotSide(Protocol):
     """The bot's end of a connection."""
 
@@ -32,15 +40,23 @@ class BotSide(Protocol):
     async def caller_speaks(self, ms: int) -> None:
         """The caller speaks for so long. Nothing happens if there is no caller here."""
 
+    def telephone_errs(self, n: int) -> None:
+        """The telephone side sends so many messages that cannot be read, or that have no place."""
+
 
 class Script:
     """What the bot of one native call does. It names all its turns and marks."""
 
-    def __init__(self, call: CallHistory, side: BotSide, oracle: NativeOracle, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, call: CallHistory, side: BotSide, oracle: NativeOracle, now_ns: Callable[[], int],
+        sounds_url: str = f"http://127.0.0.1{PATH}",
+    ) -> None:  # fmt: skip
+        """`sounds_url` is where the torture's server of sounds is."""
         self._steps = call.steps
         self._side = side
         self._oracle = oracle
         self._now_ns = now_ns
+        self._sounds_url = sounds_url
         self._choose = random.Random(f"{call.seed} words")
         self._n_turns = 0
         self._n_marks = 0
@@ -84,6 +100,7 @@ class Script:
                     payload, is_text = invalid(self._choose)
                     self._oracle.sent_invalid()
                     self._side.send_raw(payload, is_text=is_text)
+                self._side.telephone_errs(step.n)
             case "clear_storm":
                 for _ in range(5 * step.n):
                     self.send({"type": "clear"})
@@ -95,6 +112,10 @@ class Script:
                 self._ssml(step.n)
             case "config":
                 self.send({"type": "config", **self._choose.choice(_CHANGES)})
+            case "listen":
+                self.send({"type": "config", "barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 0})
+            case "record":
+                self.send({"type": "record", "action": "stop" if step.n == 1 else "start"})
             case "play":
                 self._play()
             case "dtmf":
@@ -140,14 +161,23 @@ class Script:
     def _play(self) -> None:
         """A sound in the open turn, or as a turn of its own; or the end of all sounds."""
         turn = self._open_turn()
-        how = self._choose.choice([{}, {}, {"loop": "until_speech"}, {"gain_db": -6}, {"stop": True}])
+        how = self._choose.choice(_PLAYS)
         if "stop" in how:
             self.send({"type": "play", **how})
             return
+        if "under" in how:
+            in_turn = {"turn": turn} if turn is not None and self._choose.random() < 0.3 else {}
+            self.send({"type": "play", "name": SOUND, **how, **in_turn})
+            return
+        what = {"name": SOUND}
+        if "url" in how:
+            # A sound is kept by its address, so most addresses are new.
+            what = {"url": f"{self._sounds_url}{how['url']}.wav?{self._choose.randint(0, 1000)}"}
+            how = {}
         if turn is None or self._choose.random() < 0.5:
             self._n_turns += 1
             turn = f"b{self._n_turns}"
-        self.send({"type": "play", "name": SOUND, "turn": turn, **how})
+        self.send({"type": "play", "turn": turn, **what, **how})
 
     def _text(self, n_words: int) -> None:
         """A piece of the open turn, in one or two messages that may cut a word."""

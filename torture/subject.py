@@ -21,6 +21,7 @@ from typing import Any
 
 from torture.places import ROOT
 from torture.sandbox import silent_resolver
+from torture.sound_server import FETCH_S, SoundServer
 from torture.surroundings import PING_S
 
 _START_S = 60.0
@@ -62,6 +63,7 @@ class Subject:
         self.engine: subprocess.Popen[str] | None = None
         self.disk: Path | None = None
         self.asterisk: Any = None
+        self.sounds: SoundServer
         self._asterisk_stack = ExitStack()
         self._stack = ExitStack()
         self._logs: list[Path] = []
@@ -80,7 +82,8 @@ class Subject:
         self.close()
 
     def _start(self) -> None:
-        settings = list(SETTINGS)
+        self.sounds = self._stack.enter_context(SoundServer())
+        settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}"]
         flags: list[str] = []
         if self.shape == "engine":
             self.start_engine()

@@ -25,6 +25,8 @@ class Surroundings:
     """Where telephone calls come in: the bridge's AudioSocket port."""
     proxy_port: int = 0
     """A way to the server that delays and cuts what passes."""
+    sounds_url: str = ""
+    """Where the server of sounds is."""
     asterisk: Any = None
     """A real Asterisk, where calls come in at the extensions of the shipped dialplan."""
     telephones: Any = None

@@ -17,6 +17,9 @@ DONE = "done not before the last sample"
 ORDER = "order of events"
 ANSWERS = "one answer per message"
 CLOSE = "the close"
+VOICE = "the caller's voice"
+SOUNDS = "sounds"
+RECORDINGS = "recordings"
 NEIGHBOUR = "neighbours undisturbed"
 LEAKS = "nothing left behind"
 LOGS = "no traceback in a log"
@@ -25,8 +28,8 @@ RECOVERY = "speech after a kill"
 OWN = "no error of the torture itself"
 
 CHECKS = (
-    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, LOST, DONE, ORDER, ANSWERS, CLOSE, NEIGHBOUR, LEAKS, LOGS, DRAIN,
-    RECOVERY, OWN,
+    ONE_END, ONE_FATE, SILENCE, FRAMES, CLOCK, HEARD, LOST, DONE, ORDER, ANSWERS, CLOSE, VOICE, SOUNDS, RECORDINGS,
+    NEIGHBOUR, LEAKS, LOGS, DRAIN, RECOVERY, OWN,
 )  # fmt: skip
 
 _MOST_LOGS = 10

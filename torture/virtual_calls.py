@@ -26,6 +26,7 @@ from telephony_tts.audio.g711 import encode_ulaw
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.errors import SoundError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
@@ -33,11 +34,14 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.stream_leg import ready
 from telephony_tts.wire.messages import MediaAudio
 from telephony_tts.wire.native import NativeCodec
+from torture.dialects import DIALECTS, MOST_STALL_MS, Lateness
 from torture.histories import INTERRUPTIONS, CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
-from torture.platforms import DIALECTS, MOST_STALL_MS, Lateness, Platform, virtual_legs
+from torture.platforms import Platform, virtual_legs
 from torture.script import Script
+from torture.sound_rules import kind_of
+from torture.sound_server import BAD
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
@@ -59,9 +63,14 @@ class LoudVoice:
 
 
 class NoiseSource:
-    """A sound of `play`: noise, which no letter sounds like."""
+    """A sound of `play`: noise, which no letter sounds like. What is bad of the torture's server is bad here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     async def load(self, rate_hz: int) -> Sound:
+        if kind_of(self._name) in BAD:
+            raise SoundError("it cannot be played")
         return _noise(rate_hz)
 
 
@@ -101,9 +110,13 @@ class VirtualLink:
         """The caller is heard by the server, if the call has a telephone."""
         if self.hears is None:
             return
+        self._oracle.caller_speaks(clock(), ms)
         for _ in range(0, ms, 20):
             self._call.receive(MediaAudio(self.hears))
             await asyncio.sleep(0.02)
+
+    def telephone_errs(self, n: int) -> None:
+        """Platforms on the virtual clock make no mistakes."""
 
     # the server's side
     def send_now(self, payload: bytes, is_text: bool) -> None:
@@ -136,7 +149,7 @@ async def _run_native_call(
         call=f"c{number}", lead_ms=lead_ms, ptime_ms=ptime_ms, words=True, detect_language=False,
         first_clause_chars=choose.choice([0, 24]), text_mode=choose.choice(["sentence", "sentence", "interleaved"]),
     )  # fmt: skip
-    session = Session(settings, clock(), find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice)
+    session = Session(settings, clock(), find_sound=NoiseSource, knows_voice=catalog.knows_voice)
     call = Call(session, catalog, "stream")
     stops = Stops()
     oracle = NativeOracle(
@@ -165,19 +178,19 @@ async def _run_native_call(
 
 async def _run_media_call(history: CallHistory, number: int, tally: Tally, catalog: Catalog, late: str) -> None:
     """A call whose bot and telephone have a leg each. The telephone platform plays late."""
-    dialect = DIALECTS[history.door]
+    dialect = DIALECTS[history.door]()
     is_pcm = dialect.codec == "pcm"
     stall_ms = MOST_STALL_MS if late == "stalling" else 0
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
     session = Session(
-        settings, clock(), media=False, find_sound=lambda _name: NoiseSource(), knows_voice=catalog.knows_voice,
+        settings, clock(), media=False, find_sound=NoiseSource, knows_voice=catalog.knows_voice,
         voice_model=cast(Any, LoudVoice),
     )  # fmt: skip
     call = Call(session, catalog, "native")
     oracle = NativeOracle(
         tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True,
         most_error_ns=(dialect.most_error_ms + stall_ms) * MS, most_lost_ns=(dialect.most_lost_ms + stall_ms) * MS,
-        frame_bytes=320 if is_pcm else 160, reader=FrameReader(dialect.codec),
+        frame_bytes=dialect.frame_bytes, reader=FrameReader(dialect.codec),
     )  # fmt: skip
     codec = NativeCodec("none", settings.call)
     link = VirtualLink(call, oracle, codec, Stops())

@@ -18,7 +18,10 @@ from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.genesys import PACKET_MS, RATE_HZ, GenesysCodec
 
 _REST_S = 0.1
-"""How long a packet that is not full waits for more frames: the speech before it plays longer than that."""
+"""How long a packet that is not full waits for more frames, if the speech before it and its own frames play so long."""
+
+_EARLY_S = 0.005
+"""A packet is sent so long before its last frame counts as played. Then the turn may be over, and the call too."""
 
 _CLOSE_S = 3.0
 """How long Genesys may take to answer `disconnect`."""
@@ -37,6 +40,10 @@ class GenesysLeg(MediaLeg):
         self._packet = bytearray()
         self._packet_bytes = 0
         """The length of a full packet."""
+        self._packet_s = 0.0
+        """When the first frame of the packet came, by the loop's clock."""
+        self._plays_until_s = 0.0
+        """When Genesys has played all that was sent."""
         self._rest: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
         connection.left.add_done_callback(lambda _left: self._forget())
@@ -53,12 +60,15 @@ class GenesysLeg(MediaLeg):
             return None
         if type(message) is not m.Frame:
             self._drop_packet()
+            self._plays_until_s = 0.0
             return self._codec.encode(message)
+        if not self._packet:
+            self._packet_s = self._loop.time()
         self._packet += message.payload
         if len(self._packet) >= self._packet_bytes:
             self._send_packet()
         elif self._rest is None:
-            self._rest = self._loop.call_later(_REST_S, self._send_packet)
+            self._rest = self._loop.call_later(self._rest_s(), self._rest_is_due)
         return None
 
     def n_held_samples(self) -> int:
@@ -101,7 +111,22 @@ class GenesysLeg(MediaLeg):
 
     # ------------------------------------------------------------------- packets
 
+    def _rest_s(self) -> float:
+        """How long the packet still waits for more frames."""
+        played_s = max(self._packet_s, self._plays_until_s) + self._length_s() - _EARLY_S
+        return min(self._packet_s + _REST_S, played_s) - self._loop.time()
+
+    def _rest_is_due(self) -> None:
+        if (wait_s := self._rest_s()) > 0:  # frames have come since
+            self._rest = self._loop.call_later(wait_s, self._rest_is_due)
+        else:
+            self._send_packet()
+
+    def _length_s(self) -> float:
+        return len(self._packet) / self._packet_bytes * PACKET_MS / 1000
+
     def _send_packet(self) -> None:
+        self._plays_until_s = max(self._loop.time(), self._plays_until_s) + self._length_s()
         payload = bytes(self._packet)
         self._drop_packet()
         self._sent_bytes.inc(len(payload))

@@ -8,7 +8,7 @@ from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
 from torture.defects import DEFECTS, plant
-from torture.platforms import DIALECTS
+from torture.dialects import DIALECTS
 from torture.violations import Tally
 from torture.virtual_calls import run_calls, run_late_calls
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from torture.dialects import LATENESS, Lateness
 from torture.heard import row
 from torture.memory import ProcessMemory, growth_interval, slope
-from torture.platforms import LATENESS, Lateness
 from torture.violations import HEARD, Tally, Violation
 
 MS = 1_000_000
