@@ -84,9 +84,12 @@ _WAITS_MS = (0, 0, 0, 1, 5, 19, 20, 21, 40, 100, 200, 400, 700)
 CARRIERS = ("twilio", "telnyx", "plivo", "signalwire")
 """The carriers whose media streams have Twilio's shape."""
 HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
+VENDORS = ("deepgram", "deepgram_flux", "elevenlabs", "elevenlabs_stream", "cartesia", "dashscope")
+"""The WebSockets of other vendors' protocols."""
 _CARRIER_CODECS = {
     "twilio": ["ulaw"], "telnyx": ["ulaw", "alaw"], "plivo": ["ulaw", "pcm"], "signalwire": ["ulaw", "pcm"],
 }  # fmt: skip
+_CODECS = ("ulaw", "ulaw", "alaw", "pcm")
 _CARRIER_ENDS = ("close", "close", "hangup", "close_now", "fin", "rst", "media_rst", "half_close")
 _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
@@ -95,15 +98,13 @@ _ENDS = {
     "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
-    "deepgram": ("close", "close", "fin", "rst"),
-    "elevenlabs": ("close", "close", "fin", "rst"),
-    "cartesia": ("fin", "fin", "rst"),
+    **dict.fromkeys(VENDORS, ("close", "close", "fin", "rst", "unusable")),
+    **dict.fromkeys(("cartesia", "dashscope"), ("fin", "fin", "rst")),
 }
 _MEDIA_ENDS = ("close", "close", "close_now")
 """Of the calls through simulated telephone platforms, on the virtual clock."""
 _DOORS = (
-    "native", "native", "native", "native", "twilio", "twilio", "telnyx", "plivo", "signalwire", "deepgram",
-    "elevenlabs", "cartesia", *HTTP_DOORS,
+    *["native"] * 6, "twilio", "twilio", "telnyx", "plivo", "signalwire", *VENDORS, *HTTP_DOORS,
 )  # fmt: skip
 _DOORS_OF = {
     "bridge": ("bridge",),
@@ -151,7 +152,7 @@ def make_call(
     door = choose.choice(doors)
     chosen = choose.choices(list(weights), list(weights.values()), k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
-    if door in ("deepgram", "elevenlabs", "cartesia", *HTTP_DOORS):
+    if door in (*VENDORS, *HTTP_DOORS):
         steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     end = choose.choice(_ENDS.get(door, _MEDIA_ENDS))
@@ -179,6 +180,8 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "comes_back": choose.random() < 0.2,
             "codec": choose.choice(_CARRIER_CODECS[door]),
         }
+    if door in VENDORS:
+        return {"codec": choose.choice(_CODECS)}
     return {}
 
 
