@@ -65,6 +65,9 @@ bridge: telephone calls come through the SIP bridge. small: few descriptors, and
 server does not answer."""
 ASTERISK = "asterisk"
 """Calls of a real Asterisk, over its WebSocket and through the bridge. It is slow, so no seed chooses it."""
+COSYVOICE2 = "cosyvoice2"
+"""CosyVoice2 with a tiny random model, in the process of its own that it has in every server. It needs PyTorch and a
+core to compute, so no seed chooses it."""
 
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
@@ -110,6 +113,7 @@ _DOORS_OF = {
     "bridge": ("bridge",),
     "asterisk": ("asterisk_phone",),
     "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
+    "cosyvoice2": ("native",),
 }
 _FAULTS = {
     "one": ("stop_server", "step_clock", "squeeze_memory"),
@@ -118,6 +122,7 @@ _FAULTS = {
     "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
     "small": ("use_up_descriptors", "fill_disk"),
     "names": ("stop_server", "step_clock"),
+    "cosyvoice2": ("stop_cosyvoice2", "stop_cosyvoice2", "stop_server", "kill_cosyvoice2"),
     "asterisk": ("stop_asterisk", "stop_asterisk", "stop_bridge", "stop_server", "kill_asterisk"),
 }
 

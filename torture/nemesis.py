@@ -62,6 +62,10 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 subject.engine.wait()
                 await asyncio.to_thread(subject.start_engine)
                 await _recovers(around, "engine")
+            case "stop_cosyvoice2":
+                await _stop(subject.cosyvoice2_pid(), fault.n, around)
+            case "kill_cosyvoice2":
+                os.kill(subject.cosyvoice2_pid(), signal.SIGKILL)
             case "kill_bridge" if subject.bridge is not None:
                 subject.bridge.kill()
                 subject.bridge.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -22,7 +23,16 @@ def what_is_allowed() -> dict[str, str]:
         "memory pressure (cgroup)": _of(_cgroup()),
         "a DNS server that does not answer": _of(_resolver()),
         "Asterisk": _of("" if has_asterisk() else "fetched by --shape asterisk; else an AudioSocket client stands in"),
+        "CosyVoice2's own process": _of("" if has_torch() else NO_TORCH),
     }
+
+
+NO_TORCH = "PyTorch is not installed; make model installs it"
+
+
+def has_torch() -> bool:
+    """Whether CosyVoice2 can run."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "safetensors", "tokenizers"))
 
 
 def has_asterisk() -> bool:

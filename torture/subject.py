@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torture.histories import COSYVOICE2
 from torture.places import ROOT
-from torture.sandbox import silent_resolver
+from torture.sandbox import NO_TORCH, has_torch, silent_resolver
 
 _START_S = 60.0
 _DRAIN_S = 10.0
@@ -93,6 +94,8 @@ class Subject:
         if self.shape == "names":
             prefix = self._stack.enter_context(silent_resolver(self.folder / "resolv.conf"))
             settings += ["bot.url=ws://bot.torture.example:9/", "bot.connect_timeout_s=2"]
+        if self.shape == COSYVOICE2:
+            settings += self._cosyvoice2()
         words = [word for setting in settings for word in ("--set", setting)]
         flags += self._defect_flags()
         self.server = self._run("server", "-m", "torture.subject_server", *flags, *words, prefix=prefix)
@@ -104,6 +107,28 @@ class Subject:
 
     def _defect_flags(self) -> list[str]:
         return [word for defect in self._defects for word in ("--defect", defect)]
+
+    def _cosyvoice2(self) -> Sequence[str]:
+        """Write a tiny random model. The settings that speak with it."""
+        if not has_torch():
+            raise SystemExit(f"--shape {COSYVOICE2}: {NO_TORCH}")
+        model = self.folder / "model"
+        writing = self._run("model", "-m", "telephony_tts.cli", "models", "random", str(model))
+        self._line(writing, r"(a random tiny checkpoint)")
+        _forget(writing)
+        own = {"model": model, "dtype": "float32", "workers": 1, "threads": 1, "slots": 8, "flow_steps": 2}
+        return ("engines.default=cosyvoice2", *(f"engines.cosyvoice2.{name}={value}" for name, value in own.items()))
+
+    def cosyvoice2_pid(self) -> int:
+        """CosyVoice2's own process, which the server starts again when it ends."""
+        end_s = time.monotonic() + _START_S
+        while time.monotonic() < end_s:
+            for pid in children(self.server.pid):
+                with suppress(OSError):
+                    if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return pid
+            time.sleep(0.01)
+        raise RuntimeError("CosyVoice2 has no process")
 
     def start_engine(self) -> None:
         """Start the engine's process, or another one after it was killed."""
@@ -176,7 +201,10 @@ class Subject:
     def pids(self) -> list[int]:
         """All processes whose waits for a core may make calls late."""
         asterisk = [] if self.asterisk is None else [self.asterisk.pid]
-        return list({*self.fronts(), *self._others().values(), *asterisk})
+        others = self._others().values()
+        # CosyVoice2 computes in threads. Each of them has an id that serves as that of a process here.
+        computing = [thread for pid in others for thread in threads(pid)] if self.shape == COSYVOICE2 else []
+        return list({*self.fronts(), *others, *asterisk, *computing})
 
     def _others(self) -> dict[str, int]:
         """Our processes beside the server that run, by their names and numbers."""
@@ -184,6 +212,8 @@ class Subject:
         running = {f"{name} {each.pid}": each.pid for name, each in named.items() if each and each.poll() is None}
         if self.shape == "fronts":
             running |= {f"front {pid}": pid for pid in children(self.server.pid)}
+        if self.shape == COSYVOICE2:
+            running |= {f"cosyvoice2 {pid}": pid for pid in children(self.server.pid)}
         return running
 
     def owner(self, call: str) -> int | None:
@@ -270,6 +300,14 @@ def held_by(pid: int) -> tuple[int, int]:
         return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
         return 0, 0
+
+
+def threads(pid: int) -> list[int]:
+    """The ids of its threads; none if it has just ended."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:
+        return []
 
 
 def _forget(process: subprocess.Popen[str] | None) -> None:
