@@ -15,6 +15,7 @@ from torture.asterisk_door import phone_call
 from torture.carriers import CARRIER_LINKS, TwilioLink
 from torture.histories import CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
+from torture.joined_calls import JoinedCall
 from torture.letters import FrameReader
 from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
@@ -55,6 +56,8 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _carrier(call, number, around)
             case door if door in FORMS:
                 await HttpCall(call, number, around).run()
+            case "joined":
+                await JoinedCall(call, number, around).run()
             case _:
                 await vendor_call(call, number, around)
     except OSError as error:

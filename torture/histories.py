@@ -89,6 +89,8 @@ CARRIERS = ("twilio", "telnyx", "plivo", "signalwire")
 HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
 VENDORS = ("deepgram", "deepgram_flux", "elevenlabs", "elevenlabs_stream", "cartesia", "dashscope")
 """The WebSockets of other vendors' protocols."""
+JOINED = "joined"
+"""HTTP requests that join the call of a carrier."""
 _CARRIER_CODECS = {
     "twilio": ["ulaw"], "telnyx": ["ulaw", "alaw"], "plivo": ["ulaw", "pcm"], "signalwire": ["ulaw", "pcm"],
 }  # fmt: skip
@@ -98,6 +100,7 @@ _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
     **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
     **dict.fromkeys(HTTP_DOORS, ("fin", "fin", "rst")),
+    JOINED: ("close", "close", "hangup", "media_rst"),
     "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
@@ -107,7 +110,7 @@ _ENDS = {
 _MEDIA_ENDS = ("close", "close", "close_now")
 """Of the calls through simulated telephone platforms, on the virtual clock."""
 _DOORS = (
-    *["native"] * 6, "twilio", "twilio", "telnyx", "plivo", "signalwire", *VENDORS, *HTTP_DOORS,
+    *["native"] * 6, "twilio", "twilio", "telnyx", "plivo", "signalwire", *VENDORS, *HTTP_DOORS, JOINED, JOINED,
 )  # fmt: skip
 _DOORS_OF = {
     "bridge": ("bridge",),
@@ -157,7 +160,7 @@ def make_call(
     door = choose.choice(doors)
     chosen = choose.choices(list(weights), list(weights.values()), k=n_steps)
     steps = [Step(choose.choice(_WAITS_MS), kind, choose.randint(1, 5)) for kind in chosen]
-    if door in (*VENDORS, *HTTP_DOORS):
+    if door in (*VENDORS, *HTTP_DOORS, JOINED):
         steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     end = choose.choice(_ENDS.get(door, _MEDIA_ENDS))
@@ -187,6 +190,13 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
         }
     if door in VENDORS:
         return {"codec": choose.choice(_CODECS)}
+    if door == JOINED:
+        return {
+            "form": choose.choice(HTTP_DOORS),
+            "in_query": choose.random() < 0.4,
+            "delay_ms": choose.choice([0, 0, 80, 300]),
+            "no_media": choose.random() < 0.08,
+        }
     return {}
 
 
