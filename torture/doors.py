@@ -16,7 +16,7 @@ from torture.carriers import CARRIER_LINKS, TwilioLink
 from torture.histories import CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
 from torture.joined_calls import JoinedCall
-from torture.letters import FrameReader
+from torture.letters import MS_PER_LETTER, FrameReader
 from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
 from torture.script import Script
@@ -36,6 +36,9 @@ _BOT_S = 15.0
 _CLAIM_S = 10.0
 """`limits.call_claim_s`: a leg waits so long for the other one."""
 _NO_MEDIA = 4404
+_FAILS_S = 12.0
+"""`engines.restart_wait_s` is 10 s."""
+_SLOWEST = 0.5
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -50,6 +53,8 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _bridge(call, number, around)
             case "asterisk_phone":
                 await _asterisk(call, number, around)
+            case "far_engine":
+                await _far_engine(call, number, around)
             case "no_bot":
                 await _no_bot(number, around)
             case door if door in CARRIER_LINKS:
@@ -190,6 +195,39 @@ async def _no_bot(number: int, around: Surroundings) -> None:
         media.close()
 
 
+async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> None:
+    """A call that is spoken by an engine that has to be found by its name. If it is not found, its turns end with an
+    error in bounded time."""
+    oracle = NativeOracle(
+        around.tally, around.stops, call=number, may_fail=around.may_fail or around.may_lose_names,
+        lead_ns=200 * MS, is_lossy=around.may_lose_names,
+    )  # fmt: skip
+    link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
+    await link.connect_in_time(around.port, _CONNECT_S)
+    try:
+        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await _end(call, around, link)
+        _fails_in_time(oracle, around)
+    finally:
+        link.close()
+        oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+
+
+def _fails_in_time(oracle: NativeOracle, around: Surroundings) -> None:
+    """A turn that fails does so soon after its text came, or after the turn before it."""
+    free_ns = 0
+    for turn in sorted(oracle.turns.values(), key=lambda each: each.ended_ns or time.monotonic_ns()):
+        if turn.end == "error":
+            around.tally.n_checked[v.ONE_END] += 1
+            begin_ns = max(turn.begun_ns, free_ns)
+            took_ns = turn.ended_ns - begin_ns - around.stops.within(begin_ns, turn.ended_ns)
+            around.tally.counts["turns failed without a name"] += 1
+            spoken_ns = round(len(turn.source) * MS_PER_LETTER * MS / _SLOWEST)
+            if took_ns > _FAILS_S * 1e9 + spoken_ns:
+                oracle.wrong(v.ONE_END, f"{turn.id} failed after {took_ns / 1e9:.1f} s")
+        free_ns = max(free_ns, turn.ended_ns)
+
+
 async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     """A telephone call through the bridge. Its `clear` is not seen at this end: the audio only stops."""
     name = uuid.UUID(int=random.getrandbits(128))
@@ -288,7 +326,12 @@ async def _closes(link: BotLink, around: Surroundings, code: int | None) -> None
     """The server has to close with this code. A connection that breaks is only right if a process was killed. If the
     legs of a call have not met, the server waits for the other one, and then says that it has not come."""
     awaits_media = link.awaits_media
-    within_s = link.oracle.owed_s() + _END_S + (_RESTART_S if around.may_fail else 0) + _CLAIM_S * awaits_media
+    within_s = (
+        link.oracle.owed_s()
+        + _END_S
+        + (_RESTART_S if around.may_fail or around.may_lose_names else 0)
+        + _CLAIM_S * awaits_media
+    )
     is_gone = await link.gone(within_s)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:

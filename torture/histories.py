@@ -62,7 +62,7 @@ class Round:
 SHAPES = ("one", "fronts", "engine", "bridge", "small", "names")
 """one: a server in one process. fronts: two processes behind the port. engine: the engine in a process of its own.
 bridge: telephone calls come through the SIP bridge. small: few descriptors, and a disk that is full. names: the DNS
-server does not answer."""
+server does not know the bot, and two engines are found by their names."""
 ASTERISK = "asterisk"
 """Calls of a real Asterisk, over its WebSocket and through the bridge. It is slow, so no seed chooses it."""
 COSYVOICE2 = "cosyvoice2"
@@ -103,6 +103,7 @@ _ENDS = {
     JOINED: ("close", "close", "hangup", "media_rst"),
     "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
+    "far_engine": ("close", "close", "fin"),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
     **dict.fromkeys(VENDORS, ("close", "close", "fin", "rst", "unusable")),
     **dict.fromkeys(("cartesia", "dashscope"), ("fin", "fin", "rst")),
@@ -115,7 +116,7 @@ _DOORS = (
 _DOORS_OF = {
     "bridge": ("bridge",),
     "asterisk": ("asterisk_phone",),
-    "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
+    "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot", *["far_engine"] * 4),
     "cosyvoice2": ("native",),
 }
 _FAULTS = {
@@ -124,7 +125,7 @@ _FAULTS = {
     "engine": ("stop_engine", "kill_engine"),
     "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
     "small": ("use_up_descriptors", "fill_disk"),
-    "names": ("stop_server", "step_clock"),
+    "names": ("lose_names", "lose_names", "stop_server", "step_clock"),
     "cosyvoice2": ("stop_cosyvoice2", "stop_cosyvoice2", "stop_server", "kill_cosyvoice2"),
     "asterisk": ("stop_asterisk", "stop_asterisk", "stop_bridge", "stop_server", "kill_asterisk"),
 }
@@ -168,6 +169,8 @@ def make_call(
 
 
 def _options(door: str, choose: random.Random) -> dict[str, Any]:
+    if door == "far_engine":
+        return {"lang": choose.choice(["zh", "de"])}
     if door == "native":
         codec = choose.choice(["ulaw", "ulaw", "alaw", "pcm"])
         return {

@@ -46,6 +46,7 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     around.asterisk = subject.asterisk
     around.may_break = any(map(nemesis.kills, kinds - {"kill_engine", "kill_cosyvoice2"}))
     around.may_fail = bool(kinds & {"kill_engine", "stop_engine", "kill_cosyvoice2"})
+    around.may_lose_names = "lose_names" in kinds
     around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine", "stop_engine"}) or whole.shape == COSYVOICE2
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
@@ -115,7 +116,9 @@ async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> 
 async def warm_up(subject: Subject) -> Holdings:
     """One call through each door, and what the server holds after them."""
     around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port)
-    doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot")}.get(subject.shape, _WARM_DOORS)
+    doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot", "far_engine")}.get(
+        subject.shape, _WARM_DOORS
+    )
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in doors)
         await asyncio.gather(*(run_call(call, n, around) for call in (*calls, *[_WARM_CALL] * 4)))

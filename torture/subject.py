@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from torture.histories import COSYVOICE2
+from torture.name_server import ENGINE, VOICES, NameServer, speech_server
 from torture.places import ROOT
-from torture.sandbox import NO_TORCH, has_torch, silent_resolver
+from torture.sandbox import NO_TORCH, has_torch, own_resolver
 
 _START_S = 60.0
 _DRAIN_S = 10.0
@@ -32,6 +34,7 @@ SETTINGS = (
     "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
+_TOKEN = "the-token-of-the-engine"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Subject:
         self.server: subprocess.Popen[str]
         self.bridge: subprocess.Popen[str] | None = None
         self.engine: subprocess.Popen[str] | None = None
+        self.engine_port = 0
+        self.names: NameServer | None = None
+        """The DNS server that the server asks; None if it asks that of the machine."""
         self.disk: Path | None = None
         self.asterisk: Any = None
         self._asterisk_stack = ExitStack()
@@ -92,8 +98,10 @@ class Subject:
                 settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
         prefix: Sequence[str] = ()
         if self.shape == "names":
-            prefix = self._stack.enter_context(silent_resolver(self.folder / "resolv.conf"))
+            prefix, self.names = self._stack.enter_context(own_resolver(self.folder / "resolv.conf"))
             settings += ["bot.url=ws://bot.torture.example:9/", "bot.connect_timeout_s=2"]
+        if self.names is not None:
+            settings += self._far_engines()
         if self.shape == COSYVOICE2:
             settings += self._cosyvoice2()
         words = [word for setting in settings for word in ("--set", setting)]
@@ -107,6 +115,17 @@ class Subject:
 
     def _defect_flags(self) -> list[str]:
         return [word for defect in self._defects for word in ("--defect", defect)]
+
+    def _far_engines(self) -> Sequence[str]:
+        """Start engines that are found by their names. The settings that speak Chinese and German with them."""
+        self.start_engine()
+        port = self._stack.enter_context(speech_server())
+        far = {"kind": "openai", "url": f"http://{VOICES}:{port}", "voices": "{tone: {}}", "languages": "[de]"}
+        return (
+            "engines.routes={zh: remote, de: far}", f"engines.remote.target={ENGINE}:{self.engine_port}",
+            f"engines.remote.token={_TOKEN}",
+            *(f"engines.others.far.{name}={value}" for name, value in far.items()),
+        )  # fmt: skip
 
     def _cosyvoice2(self) -> Sequence[str]:
         """Write a tiny random model. The settings that speak with it."""
@@ -131,11 +150,15 @@ class Subject:
         raise RuntimeError("CosyVoice2 has no process")
 
     def start_engine(self) -> None:
-        """Start the engine's process, or another one after it was killed."""
+        """Start the engine's process, or another one at the same place after it was killed."""
         _forget(self.engine)
+        place = f"unix:{self.folder}/engine.sock"
+        if self.names is not None:
+            self.engine_port = self.engine_port or free_port()
+            place = f"127.0.0.1:{self.engine_port}"
         self.engine = self._run(
             "engine", "-m", "telephony_tts.cli", "engine", "serve", "--set", "engines.default=fake",
-            "--listen", f"unix:{self.folder}/engine.sock",
+            "--set", f"engines.remote.token={_TOKEN}", "--listen", place,
         )  # fmt: skip
         self._line(self.engine, r"engine fake (with)")
 
@@ -292,6 +315,13 @@ class Subject:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
         self._stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def held_by(pid: int) -> tuple[int, int]:
