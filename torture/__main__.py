@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torture import places
 from torture.defects import DEFECTS
-from torture.histories import ASTERISK, SHAPES, Round, make_round
+from torture.histories import ASTERISK, COSYVOICE2, SHAPES, Round, make_round
 
 EXAMPLES = """examples:
   python -m torture --minutes 10
@@ -42,7 +42,7 @@ def main() -> int:
     flags.add_argument("--only", type=int, metavar="NUMBER", help="run this round alone")
     flags.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin with this round (default 0)")
     flags.add_argument(
-        "--shape", choices=(*SHAPES, ASTERISK), help="of the server, in all rounds; default: by the seed"
+        "--shape", choices=(*SHAPES, ASTERISK, COSYVOICE2), help="of the server, in all rounds; default: by the seed"
     )
     flags.add_argument("--per-round", type=int, default=60, metavar="N", help="calls in a round (default 60)")
     flags.add_argument("--history", type=Path, help="run the round in this file")
@@ -57,7 +57,10 @@ def main() -> int:
     flags.add_argument("--processes", type=int, default=1, help="soak and heard: so many processes (default 1)")
     flags.add_argument("--kills", type=int, default=3, help="recovery: how often each process is killed (default 3)")
     flags.add_argument(
-        "--victims", default="", help="recovery: whom to kill, of engine, front, bridge and asterisk (default: all)"
+        "--victims",
+        default="",
+        help="recovery: whom to kill, of engine, front, bridge, asterisk and cosyvoice2, or to stop: cosyvoice2_stop; "
+        "separated by commas (default: all)",
     )
     flags.add_argument(
         "--json", type=Path, metavar="OUT", help="where the result is written, e.g. benchmarks/results/torture.json"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlencode
 
 from torture import violations as v
@@ -18,12 +16,13 @@ from torture.carriers import CarrierLink, slack_ms
 from torture.dialects import DIALECTS, PTIME_MS, Dialect, Twilio
 from torture.histories import CARRIERS, CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
-from torture.letters import LETTERS, FrameReader, sentence
-from torture.links import AudioSocketLink, BotLink, Link
+from torture.joined_calls import JoinedCall
+from torture.letters import MS_PER_LETTER, FrameReader
+from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
 from torture.script import Script
 from torture.surroundings import Surroundings
-from torture.vendor_oracle import VendorOracle
+from torture.vendor_doors import vendor_call
 from torture.violations import Violation
 
 MS = 1_000_000
@@ -38,6 +37,9 @@ _BOT_S = 15.0
 _CLAIM_S = 10.0
 """`limits.call_claim_s`: a leg waits so long for the other one."""
 _NO_MEDIA = 4404
+_FAILS_S = 12.0
+"""`engines.restart_wait_s` is 10 s."""
+_SLOWEST = 0.5
 _NOTICED_S = 6.0
 """A server notices within this time that the other end is gone."""
 
@@ -52,14 +54,18 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await _bridge(call, number, around)
             case "asterisk_phone":
                 await _asterisk(call, number, around)
+            case "far_engine":
+                await _far_engine(call, number, around)
             case "no_bot":
                 await _no_bot(number, around)
             case door if door in CARRIERS:
                 await _carrier(call, number, around)
             case door if door in FORMS:
                 await HttpCall(call, number, around).run()
+            case "joined":
+                await JoinedCall(call, number, around).run()
             case _:
-                await _vendor(call, number, around)
+                await vendor_call(call, number, around)
     except OSError as error:
         around.tally.counts["calls refused"] += 1
         if not (around.may_refuse or around.may_break):
@@ -205,6 +211,39 @@ async def _no_bot(number: int, around: Surroundings) -> None:
         media.close()
 
 
+async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> None:
+    """A call that is spoken by an engine that has to be found by its name. If it is not found, its turns end with an
+    error in bounded time."""
+    oracle = NativeOracle(
+        around.tally, around.stops, call=number, may_fail=around.may_fail or around.may_lose_names,
+        lead_ns=200 * MS, is_lossy=around.may_lose_names,
+    )  # fmt: skip
+    link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
+    await link.connect_in_time(around.port, _CONNECT_S)
+    try:
+        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await _end(call, around, link)
+        _fails_in_time(oracle, around)
+    finally:
+        link.close()
+        oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+
+
+def _fails_in_time(oracle: NativeOracle, around: Surroundings) -> None:
+    """A turn that fails does so soon after its text came, or after the turn before it."""
+    free_ns = 0
+    for turn in sorted(oracle.turns.values(), key=lambda each: each.ended_ns or time.monotonic_ns()):
+        if turn.end == "error":
+            around.tally.n_checked[v.ONE_END] += 1
+            begin_ns = max(turn.begun_ns, free_ns)
+            took_ns = turn.ended_ns - begin_ns - around.stops.within(begin_ns, turn.ended_ns)
+            around.tally.counts["turns failed without a name"] += 1
+            spoken_ns = round(len(turn.source) * MS_PER_LETTER * MS / _SLOWEST)
+            if took_ns > _FAILS_S * 1e9 + spoken_ns:
+                oracle.wrong(v.ONE_END, f"{turn.id} failed after {took_ns / 1e9:.1f} s")
+        free_ns = max(free_ns, turn.ended_ns)
+
+
 async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     """A telephone call through the bridge. Its `clear` is not seen at this end: the audio only stops."""
     name = uuid.UUID(int=random.getrandbits(128))
@@ -299,11 +338,16 @@ def _outlives_s(bot: BotLink) -> float:
     return _CLAIM_S + _END_S if bot.awaits_media else _NOTICED_S
 
 
-async def _closes(link: BotLink | VendorLink, around: Surroundings, code: int | None) -> None:
+async def _closes(link: BotLink, around: Surroundings, code: int | None) -> None:
     """The server has to close with this code. A connection that breaks is only right if a process was killed. If the
     legs of a call have not met, the server waits for the other one, and then says that it has not come."""
-    awaits_media = isinstance(link, BotLink) and link.awaits_media
-    within_s = link.oracle.owed_s() + _END_S + (_RESTART_S if around.may_fail else 0) + _CLAIM_S * awaits_media
+    awaits_media = link.awaits_media
+    within_s = (
+        link.oracle.owed_s()
+        + _END_S
+        + (_RESTART_S if around.may_fail or around.may_lose_names else 0)
+        + _CLAIM_S * awaits_media
+    )
     is_gone = await link.gone(within_s)
     around.tally.n_checked[v.CLOSE] += 1
     if is_gone and code is not None and link.close_code == code:
@@ -320,232 +364,3 @@ async def _closes(link: BotLink | VendorLink, around: Surroundings, code: int | 
         return
     what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
     link.oracle.wrong(v.CLOSE, f"{what}, expected {code or 'an open call'}")
-
-
-# --------------------------------------------------------------------------- vendors
-
-
-class VendorLink(Link):
-    """A client of a vendor's protocol: what its messages are. `oracle` is told what they mean."""
-
-    path = ""
-    answers_cancel = True
-    closes = True
-    """Whether the protocol has a message that asks for the close."""
-
-    def __init__(self, around: Surroundings, number: int) -> None:
-        super().__init__(self.path, around)
-        self.oracle = VendorOracle(
-            around.tally, around.stops, call=number, answers_cancel=self.answers_cancel, may_fail=around.may_fail
-        )
-        self.key: str | None = None
-        """The text that is being written."""
-        self.n_texts = 0
-
-    def write_text(self, letter: str, text: str) -> None:
-        if self.key is None:
-            self.n_texts += 1
-            self.key = f"c{self.n_texts}"
-        self.oracle.wrote(self.key, letter, text)
-        self.say(self.key, text)
-
-    def complete(self) -> None:
-        if self.key is not None:
-            self.oracle.completed(self.key)
-            self.end_text(self.key)
-            self.key = None
-
-    def say(self, key: str, text: str) -> None:
-        raise NotImplementedError
-
-    def end_text(self, key: str) -> None:
-        raise NotImplementedError
-
-    def interrupt(self) -> None:
-        raise NotImplementedError
-
-    def ask_close(self) -> None:
-        raise NotImplementedError
-
-    def live(self) -> list[str]:
-        return [key for key, text in self.oracle.texts.items() if not text.is_over and text.cancelled_ns is None]
-
-
-class DeepgramLink(VendorLink):
-    path = "/v1/speak?encoding=mulaw&sample_rate=8000"
-
-    def __init__(self, around: Surroundings, number: int) -> None:
-        super().__init__(around, number)
-        self._clears: list[list[str]] = []
-
-    def say(self, key: str, text: str) -> None:
-        self.send({"type": "Speak", "text": text})
-
-    def end_text(self, key: str) -> None:
-        self.send({"type": "Flush"})
-
-    def interrupt(self) -> None:
-        texts = self.oracle.texts
-        before = [key for key, text in texts.items() if not text.is_over]
-        for key in before:
-            self.oracle.cancelled(key, time.monotonic_ns())
-        self._clears.append(before)
-        self.key = None
-        self.send({"type": "Clear"})
-
-    def ask_close(self) -> None:
-        self.send({"type": "Close"})
-
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        match message["type"]:
-            case "Flushed":
-                texts = self.oracle.texts.items()
-                self.oracle.ended(next((k for k, text in texts if text.is_complete and not text.is_over), "none"))
-            case "Cleared":
-                if not self._clears:
-                    self.oracle.wrong(v.ANSWERS, "Cleared, and nobody asked for it")
-                    return
-                before = self._clears.pop(0)
-                self.oracle.silenced([key for key in before if not self.oracle.texts[key].is_over])
-            case "Warning":
-                self.oracle.failed(str(message))
-
-    def take_audio(self, payload: bytes, at_ns: int) -> None:
-        self.oracle.audio(payload, at_ns)
-
-
-class ElevenLabsLink(VendorLink):
-    path = "/v1/text-to-speech/default/multi-stream-input?output_format=ulaw_8000"
-
-    def say(self, key: str, text: str) -> None:
-        self.send({"text": text, "context_id": key})
-
-    def end_text(self, key: str) -> None:
-        self.send({"context_id": key, "flush": True})
-        self.send({"context_id": key, "close_context": True})
-
-    def interrupt(self) -> None:
-        for key in self.live():
-            n_times = 1 if key == self.key else 2
-            self.oracle.cancelled(key, time.monotonic_ns())
-            for _ in range(n_times):
-                self.send({"context_id": key, "close_context": True})
-        self.key = None
-
-    def ask_close(self) -> None:
-        self.send({"close_socket": True})
-
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        key = message.get("contextId")
-        if message.get("audio"):
-            self.oracle.audio(base64.b64decode(message["audio"]), at_ns, key)
-        if message.get("isFinal"):
-            self.oracle.ended(str(key))
-        if message.get("error"):
-            self.oracle.failed(str(message))
-
-
-_CARTESIA_FORMAT = {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8000}
-
-
-class CartesiaLink(VendorLink):
-    path = "/tts/websocket?cartesia_version=2025-04-16"
-    answers_cancel = False
-    closes = False
-
-    def say(self, key: str, text: str) -> None:
-        self.send(
-            {"model_id": "sonic-3", "voice": {"mode": "id", "id": "f786b574-daa5-4673-aa0c-cbe3e8534c02"},
-             "output_format": _CARTESIA_FORMAT, "context_id": key, "transcript": text, "continue": True}
-        )  # fmt: skip
-
-    def end_text(self, key: str) -> None:
-        self.send({"context_id": key, "transcript": " ", "continue": False})
-
-    def interrupt(self) -> None:
-        for key in self.live():
-            self.oracle.cancelled(key, time.monotonic_ns())
-            self.send({"context_id": key, "cancel": True})
-        self.key = None
-
-    def take(self, message: dict[str, Any], at_ns: int) -> None:
-        match message["type"]:
-            case "chunk":
-                self.oracle.audio(base64.b64decode(message["data"]), at_ns, message["context_id"])
-            case "done":
-                self.oracle.ended(str(message["context_id"]))
-            case "error":
-                self.oracle.failed(str(message))
-
-
-_VENDORS: dict[str, type[VendorLink]] = {
-    "deepgram": DeepgramLink, "elevenlabs": ElevenLabsLink, "cartesia": CartesiaLink
-}  # fmt: skip
-_MOST_TEXTS = 4
-"""ElevenLabs allows five contexts that are open."""
-
-
-async def _vendor(call: CallHistory, number: int, around: Surroundings) -> None:
-    link = _VENDORS[call.door](around, number)
-    await link.connect_in_time(around.port, _CONNECT_S)
-    is_torn = call.end == "rst"
-    try:
-        choose = random.Random(f"{call.seed} words")
-        for step in call.steps:
-            if step.after_ms:
-                await asyncio.sleep(step.after_ms / 1000)
-            if link.closed.done():
-                break
-            await _vendor_step(link, step, choose)
-        link.complete()
-        if call.end == "close" and link.closes and not link.closed.done():
-            link.ask_close()
-            await _closes(link, around, 1000)
-            is_torn = link.torn
-        elif call.end == "rst":
-            link.reset()
-        else:
-            await _until_over(link)
-            is_torn = link.closed.done() and around.may_break
-            link.leave()
-            await link.gone(_NOTICED_S)
-    finally:
-        link.close()
-        link.oracle.finish(is_torn=is_torn)
-
-
-async def _vendor_step(link: VendorLink, step: Step, choose: random.Random) -> None:
-    match step.do:
-        case "say" | "text":
-            busy = {text.letter for text in link.oracle.texts.values() if not text.is_over}
-            if link.key is None:
-                free = [letter for letter in LETTERS if letter not in busy]
-                if len(busy) >= _MOST_TEXTS:
-                    return
-                # The one that was used longest ago, so that late audio is not taken for that of a new text.
-                letter = min(free, key=lambda each: _last_use(link, each))
-            else:
-                letter = link.oracle.texts[link.key].letter
-            link.write_text(letter, sentence(choose, letter, step.n) + " ")
-            if step.do == "say":
-                link.complete()
-        case "last":
-            link.complete()
-        case "clear" | "clear_turn":
-            link.interrupt()
-        case "clear_storm":
-            for _ in range(step.n):
-                link.interrupt()
-        case "stuck":
-            await link.stop_reading(40 * step.n)
-
-
-def _last_use(link: VendorLink, letter: str) -> int:
-    return max((n for n, text in enumerate(link.oracle.texts.values()) if text.letter == letter), default=-1)
-
-
-async def _until_over(link: VendorLink) -> None:
-    end_s = time.monotonic() + link.oracle.owed_s() + _END_S
-    while link.oracle.owed and time.monotonic() < end_s:
-        if await link.gone(_POLL_S):
-            return

@@ -62,9 +62,12 @@ class Round:
 SHAPES = ("one", "fronts", "engine", "bridge", "small", "names")
 """one: a server in one process. fronts: two processes behind the port. engine: the engine in a process of its own.
 bridge: telephone calls come through the SIP bridge. small: few descriptors, and a disk that is full. names: the DNS
-server does not answer."""
+server does not know the bot, and two engines are found by their names."""
 ASTERISK = "asterisk"
 """Calls of a real Asterisk, over its WebSocket and through the bridge. It is slow, so no seed chooses it."""
+COSYVOICE2 = "cosyvoice2"
+"""CosyVoice2 with a tiny random model, in the process of its own that it has in every server. It needs PyTorch and a
+core to compute, so no seed chooses it."""
 
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
@@ -92,6 +95,11 @@ CARRIERS = (
 )  # fmt: skip
 """Media legs with a simulated platform behind them, each with a bot at the same time."""
 HTTP_DOORS = ("openai", "tts_stream", "elevenlabs_http", "deepgram_http")
+VENDORS = ("deepgram", "deepgram_flux", "elevenlabs", "elevenlabs_stream", "cartesia", "dashscope")
+"""The WebSockets of other vendors' protocols."""
+JOINED = "joined"
+"""HTTP requests that join the call of a carrier."""
+_CODECS = ("ulaw", "ulaw", "alaw", "pcm")
 _ULAW, _PCM, _PCM16, _PCM24 = ("ulaw", 8000), ("pcm", 8000), ("pcm", 16000), ("pcm", 24000)
 _CARRIER_CODECS = {
     "twilio": [_ULAW], "telnyx": [_ULAW, ("alaw", 8000)], "plivo": [_ULAW, _PCM], "signalwire": [_ULAW, _PCM],
@@ -108,23 +116,24 @@ _ENDS = {
     "native": ("close", "close", "close", "close_now", "fin", "rst", "half_close", "silence"),
     **dict.fromkeys(CARRIERS, _CARRIER_ENDS),
     **dict.fromkeys(HTTP_DOORS, ("fin", "fin", "rst")),
+    JOINED: ("close", "close", "hangup", "media_rst"),
     "asterisk_phone": ("close", "close", "hangup", "fin"),
     "no_bot": ("fin",),
+    "far_engine": ("close", "close", "fin"),
     "bridge": ("close", "close", "hangup", "fin", "media_rst"),
-    "deepgram": ("close", "close", "fin", "rst"),
-    "elevenlabs": ("close", "close", "fin", "rst"),
-    "cartesia": ("fin", "fin", "rst"),
+    **dict.fromkeys(VENDORS, ("close", "close", "fin", "rst", "unusable")),
+    **dict.fromkeys(("cartesia", "dashscope"), ("fin", "fin", "rst")),
 }
 _MEDIA_ENDS = ("close", "close", "close_now")
 """Of the calls through simulated telephone platforms, on the virtual clock."""
 _DOORS = (
-    "native", "native", "native", "native", "native", "native", "twilio", *CARRIERS, "deepgram",
-    "elevenlabs", "cartesia", *HTTP_DOORS,
+    *["native"] * 6, "twilio", *CARRIERS, *VENDORS, *HTTP_DOORS, JOINED, JOINED,
 )  # fmt: skip
 _DOORS_OF = {
     "bridge": ("bridge",),
     "asterisk": ("asterisk_phone",),
-    "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot"),
+    "names": ("native", "native", "deepgram", "cartesia", "openai", "no_bot", *["far_engine"] * 4),
+    "cosyvoice2": ("native",),
 }
 _FAULTS = {
     "one": ("stop_server", "step_clock", "squeeze_memory"),
@@ -132,7 +141,8 @@ _FAULTS = {
     "engine": ("stop_engine", "kill_engine"),
     "bridge": ("stop_bridge", "stop_server", "kill_bridge"),
     "small": ("use_up_descriptors", "fill_disk"),
-    "names": ("stop_server", "step_clock"),
+    "names": ("lose_names", "lose_names", "stop_server", "step_clock"),
+    "cosyvoice2": ("stop_cosyvoice2", "stop_cosyvoice2", "stop_server", "kill_cosyvoice2"),
     "asterisk": ("stop_asterisk", "stop_asterisk", "stop_bridge", "stop_server", "kill_asterisk"),
 }
 
@@ -173,7 +183,7 @@ def make_call(
     steps = [Step(choose.choice(waits_ms), kind, choose.randint(1, 5)) for kind in chosen]
     if is_conversation:
         steps.insert(0, Step(0, "listen"))
-    if door in ("deepgram", "elevenlabs", "cartesia", *HTTP_DOORS):
+    if door in (*VENDORS, *HTTP_DOORS, JOINED):
         steps = [step for step in steps if step.do not in _NATIVE_ONLY]
     steps.insert(0, Step(choose.choice(_WAITS_MS), "say", choose.randint(1, 5)))
     end = choose.choice(_ENDS.get(door, _MEDIA_ENDS))
@@ -181,6 +191,8 @@ def make_call(
 
 
 def _options(door: str, choose: random.Random) -> dict[str, Any]:
+    if door == "far_engine":
+        return {"lang": choose.choice(["zh", "de"])}
     if door == "native":
         codec = choose.choice(["ulaw", "ulaw", "alaw", "pcm"])
         return {
@@ -201,6 +213,15 @@ def _options(door: str, choose: random.Random) -> dict[str, Any]:
             "comes_back": choose.random() < 0.2,
             "format": choose.choice(_CARRIER_CODECS[door]),
             "late": choose.choice(_LATE),
+        }
+    if door in VENDORS:
+        return {"codec": choose.choice(_CODECS)}
+    if door == JOINED:
+        return {
+            "form": choose.choice(HTTP_DOORS),
+            "in_query": choose.random() < 0.4,
+            "delay_ms": choose.choice([0, 0, 80, 300]),
+            "no_media": choose.random() < 0.08,
         }
     return {}
 

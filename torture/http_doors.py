@@ -61,18 +61,69 @@ class CutOff(Exception):
     """The server has ended an answer before its end."""
 
 
+class HttpClient:
+    """A client's connection, which is opened again when it was cut off. It sends a text, and reads the speech."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, path: str, body: object) -> tuple[int, bytes]:
+        """(status, body of an error). The body of a 200 is read by `chunk`."""
+        if self._writer is None or self._reader.at_eof():
+            self.disconnect()
+            connecting = asyncio.open_connection("127.0.0.1", self._around.port)
+            self._reader, self._writer = await asyncio.wait_for(connecting, _CONNECT_S)
+        payload = json.dumps(body).encode()
+        self._writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: torture\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(payload)}\r\n\r\n".encode()
+            + payload
+        )
+        async with self._in_time():
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            status = int(head.split(" ", 2)[1])
+            if status == 200:
+                return status, b""
+            length = next((line[15:] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
+            told = await self._reader.readexactly(int(length))
+        if "\r\nconnection: close" in head:
+            self.disconnect()
+        return status, told
+
+    async def chunk(self) -> bytes:
+        """The next piece of the answer; empty at its end."""
+        async with self._in_time():
+            size = int(await self._reader.readuntil(b"\r\n"), 16)
+            data = await self._reader.readexactly(size + 2)
+        return data[:-2]
+
+    def _in_time(self) -> asyncio.Timeout:
+        return asyncio.timeout(_RESTART_ANSWER_S if self._around.may_fail else _ANSWER_S)
+
+    def disconnect(self, *, reset: bool = False) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        own = writer.get_extra_info("socket")
+        if reset and own is not None and not writer.is_closing():
+            with suppress(OSError):
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
 class HttpCall:
-    """A client on one connection, which it opens again when it has cut off a request."""
+    """A client on one connection, which asks again and again."""
 
     def __init__(self, call: CallHistory, number: int, around: Surroundings) -> None:
         self._form = FORMS[call.door]
+        self._client = HttpClient(around)
         self._call = call
         self._number = number
         self._around = around
         self._choose = random.Random(f"{call.seed} words")
         self._frames = FrameReader(self._form.codec, self._form.rate_hz)
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
         is_torn = False
@@ -84,7 +135,7 @@ class HttpCall:
                     is_torn = True
                     break
         finally:
-            self._disconnect(reset=self._call.end == "rst")
+            self._client.disconnect(reset=self._call.end == "rst")
             self._around.tally.counts["calls"] += 1
             self._around.tally.counts["calls torn"] += is_torn
 
@@ -109,15 +160,15 @@ class HttpCall:
         tally.counts["turns"] += 1
         tally.n_checked[v.ONE_END] += 1
         try:
-            status, told = await self._ask(self._form.body(text))
+            status, told = await self._client.ask(self._form.path, self._form.body(text))
             if status != 200:
                 return self._error(status, told)
             await asyncio.sleep(pause_ms / 1000)
             audio = bytearray()
-            while piece := await self._chunk():
+            while piece := await self._client.chunk():
                 audio += piece
         except (OSError, CutOff, asyncio.IncompleteReadError) as error:
-            self._disconnect()
+            self._client.disconnect()
             return self._broken(f"the answer was cut off: {error!r}")
         self._judge(bytes(audio), letter, len(text))
         return True
@@ -128,16 +179,16 @@ class HttpCall:
         text = " ".join(sentence(self._choose, letter, 6) for _ in range(8))
         self._around.tally.counts["clears"] += 1
         try:
-            status, told = await self._ask(self._form.body(text))
+            status, told = await self._client.ask(self._form.path, self._form.body(text))
             if status != 200:
                 return self._error(status, told)
             for _ in range(n_chunks - 1):
-                if not await self._chunk():
+                if not await self._client.chunk():
                     break
         except (OSError, CutOff, asyncio.IncompleteReadError) as error:
             return self._broken(f"the answer was cut off: {error!r}")
         finally:
-            self._disconnect(reset=n_chunks % 2 == 0)
+            self._client.disconnect(reset=n_chunks % 2 == 0)
         return True
 
     async def _refused(self, n: int) -> bool:
@@ -145,13 +196,13 @@ class HttpCall:
         body: object = [{"input": 7, "text": 7}, {}, [], self._form.body("")][n % 4]
         self._around.tally.n_checked[v.ANSWERS] += 1
         try:
-            status, told = await self._ask(body)
+            status, told = await self._client.ask(self._form.path, body)
         except (OSError, CutOff, asyncio.IncompleteReadError) as error:
-            self._disconnect()
+            self._client.disconnect()
             return self._broken(f"no answer to a bad request: {error!r}")
         if status in (400, 422) and told:
             return True
-        self._disconnect()
+        self._client.disconnect()
         if status == 503 or status >= 500:
             return self._error(status, told)
         self._wrong(v.ANSWERS, f"a bad request {json.dumps(body)[:60]} was answered by {status}: {told[:100]!r}")
@@ -171,57 +222,12 @@ class HttpCall:
                 self._wrong(v.SILENCE, f"audio of {heard} in the answer to a text of {letter}")
                 return
 
-    # ---------------------------------------------------------------- the connection
-
-    async def _ask(self, body: object) -> tuple[int, bytes]:
-        """(status, body of an error). The body of a 200 is read by `_chunk`."""
-        if self._writer is None or self._reader.at_eof():
-            self._disconnect()
-            connecting = asyncio.open_connection("127.0.0.1", self._around.port)
-            self._reader, self._writer = await asyncio.wait_for(connecting, _CONNECT_S)
-        payload = json.dumps(body).encode()
-        self._writer.write(
-            f"POST {self._form.path} HTTP/1.1\r\nHost: torture\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(payload)}\r\n\r\n".encode()
-            + payload
-        )
-        async with self._in_time():
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            status = int(head.split(" ", 2)[1])
-            if status == 200:
-                return status, b""
-            length = next((line[15:] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
-            told = await self._reader.readexactly(int(length))
-        if "\r\nconnection: close" in head:
-            self._disconnect()
-        return status, told
-
-    async def _chunk(self) -> bytes:
-        """The next piece of the answer; empty at its end."""
-        async with self._in_time():
-            size = int(await self._reader.readuntil(b"\r\n"), 16)
-            data = await self._reader.readexactly(size + 2)
-        return data[:-2]
-
-    def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(_RESTART_ANSWER_S if self._around.may_fail else _ANSWER_S)
-
-    def _disconnect(self, *, reset: bool = False) -> None:
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        own = writer.get_extra_info("socket")
-        if reset and own is not None and not writer.is_closing():
-            with suppress(OSError):
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
     # -------------------------------------------------------------------- verdicts
 
     def _error(self, status: int, told: bytes) -> bool:
         around = self._around
         around.tally.counts[f"http {status}"] += 1
-        self._disconnect()
+        self._client.disconnect()
         if (status == 503 and around.may_refuse) or (status >= 500 and around.may_fail):
             return True
         self._wrong(v.ONE_END, f"{self._call.door} was answered by {status}: {told[:120]!r}")

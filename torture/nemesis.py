@@ -23,6 +23,11 @@ MS = 1_000_000
 _AFTER_STOP_NS = 30 * MS
 """A process that goes on has so long to catch up."""
 _FLOOD = 400
+_PROBE_S = 3.0
+_NO_NAMES_S = 14.0
+"""At most. A turn waits for an engine for 10 s."""
+_FOUND_AGAIN_NS = 4000 * MS
+"""A name that a client has asked for in vain is asked for again this soon: the last question waits for 2 s."""
 _SQUEEZED_BYTES = 256 * 1024
 RECOVERY_NS = 500 * MS
 """Speech comes so soon after the killed process is ready again."""
@@ -55,6 +60,8 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 subject.server.send_signal(signal.SIGUSR2)
             case "squeeze_memory":
                 await _squeeze_memory(subject.fronts()[0], fault.n, around)
+            case "lose_names":
+                await _lose_names(subject, fault.n, around)
             case "kill_front":
                 await _kill_front(subject, fault.n, around)
             case "kill_engine" if subject.engine is not None:
@@ -62,6 +69,10 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 subject.engine.wait()
                 await asyncio.to_thread(subject.start_engine)
                 await _recovers(around, "engine")
+            case "stop_cosyvoice2":
+                await _stop(subject.cosyvoice2_pid(), fault.n, around)
+            case "kill_cosyvoice2":
+                os.kill(subject.cosyvoice2_pid(), signal.SIGKILL)
             case "kill_bridge" if subject.bridge is not None:
                 subject.bridge.kill()
                 subject.bridge.wait()
@@ -105,21 +116,40 @@ async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
     around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
 
 
+async def _lose_names(subject: Subject, n: int, around: Surroundings) -> None:
+    """The DNS server falls silent, and an engine comes back that has to be found again. Later the server answers, and
+    soon after it the engines speak that were not found."""
+    names = subject.names
+    if names is None or subject.engine is None:
+        around.tally.counts["fault lose_names, not possible here"] += 1
+        return
+    names.is_silent = True
+    try:
+        subject.engine.kill()
+        subject.engine.wait()
+        await asyncio.to_thread(subject.start_engine)
+        await asyncio.sleep(n * _NO_NAMES_S / 700)
+    finally:
+        names.is_silent = False
+    for lang in ("zh", "de"):
+        await _recovers(around, f"names of {lang}", lang=lang, within_ns=_FOUND_AGAIN_NS)
+
+
 async def _kill_front(subject: Subject, n: int, around: Surroundings) -> None:
     fronts = subject.fronts()
     os.kill(fronts[n % len(fronts)], signal.SIGKILL)
     await _recovers(around, "front")
 
 
-async def _recovers(around: Surroundings, what: str) -> None:
-    """A new call speaks soon after the process is there again."""
+async def _recovers(around: Surroundings, what: str, *, lang: str = "", within_ns: int = RECOVERY_NS) -> None:
+    """A new call speaks soon after the process is there again. `lang`: of its text, which may choose the engine."""
     begin_ns = time.monotonic_ns()
-    await first_speech(around.port)
+    await first_speech(around.port, lang=lang)
     took_ns = time.monotonic_ns() - begin_ns
     lost_ns = around.stops.within(begin_ns, time.monotonic_ns())
     around.tally.n_checked[v.RECOVERY] += 1
     around.tally.counts[f"recovery ms {what}"] = max(around.tally.counts[f"recovery ms {what}"], took_ns // MS)
-    if took_ns - lost_ns > RECOVERY_NS:
+    if took_ns - lost_ns > within_ns:
         found = f"a new call spoke {took_ns / MS:.0f} ms after the {what} was ready again"
         around.tally.violations.append(Violation(v.RECOVERY, found))
 
@@ -127,8 +157,8 @@ async def _recovers(around: Surroundings, what: str) -> None:
 class _Probe(Peer):
     """A bot that says a word and waits for its speech."""
 
-    def __init__(self) -> None:
-        super().__init__("/v1/stream?audio=none")
+    def __init__(self, lang: str) -> None:
+        super().__init__(f"/v1/stream?audio=none{'&lang=' + lang if lang else ''}")
         self.spoke = asyncio.get_running_loop().create_future()
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
@@ -138,15 +168,15 @@ class _Probe(Peer):
             self.spoke.set_result(False)
 
 
-async def first_speech(port: int, within_s: float = 20) -> None:
+async def first_speech(port: int, within_s: float = 20, *, lang: str = "") -> None:
     """Return when a new call has begun to speak; it is tried again until then."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:
-        probe = _Probe()
+        probe = _Probe(lang)
         try:
             await asyncio.wait_for(probe.connect(port), 2)
             probe.send({"type": "say", "turn": "x", "text": "aaa."})
-            if await asyncio.wait_for(probe.spoke, 3):
+            if await asyncio.wait_for(probe.spoke, _PROBE_S):
                 return
         except (OSError, TimeoutError):
             pass

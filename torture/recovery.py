@@ -1,9 +1,11 @@
 """Kills processes while calls speak, and measures how soon speech is back and which calls were lost.
 
     python -m torture recovery --kills 5
+    python -m torture recovery --victims cosyvoice2,cosyvoice2_stop      CosyVoice2's own process, with a tiny model
 
 A call that a killed process held is lost; no other call may be. The process is started again at once, by its supervisor
 or by this program in place of one. The next speech must be heard within 500 ms after the process is ready again.
+`cosyvoice2_stop` stops the process for 100 to 700 ms in place of killing it: then no turn may fail.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,20 +27,33 @@ from harness.report import percentiles, table
 
 from torture import report
 from torture.asterisk_door import PhoneCall, phone_call
+from torture.histories import COSYVOICE2
 from torture.letters import FrameReader
 from torture.links import AudioSocketLink
 from torture.nemesis import RECOVERY_NS
 from torture.runner import in_loop
-from torture.sandbox import has_asterisk
+from torture.sandbox import NO_TORCH, has_asterisk, has_torch
 from torture.subject import Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally
 from torture.witnesses import watching_cores
 
 MS = 1_000_000
-VICTIMS = ("engine", "front", "bridge", "asterisk")
-_SHAPES = {"engine": "engine", "front": "fronts", "bridge": "bridge", "asterisk": "asterisk"}
+VICTIMS = ("engine", "front", "bridge", "asterisk", "cosyvoice2", "cosyvoice2_stop")
+_SHAPES = {
+    "engine": "engine", "front": "fronts", "bridge": "bridge", "asterisk": "asterisk", "cosyvoice2": COSYVOICE2,
+    "cosyvoice2_stop": COSYVOICE2,
+}  # fmt: skip
+_OPTIONAL: dict[str, tuple[Callable[[], bool], str]] = {
+    "asterisk": (has_asterisk, "it was not fetched; --victims asterisk fetches it (95 MB)"),
+    "cosyvoice2": (has_torch, NO_TORCH),
+    "cosyvoice2_stop": (has_torch, NO_TORCH),
+}
+"""Victims that not every checkout has: whether this one does, and else why not."""
 _N_CALLS = 6
+_N_COMPUTED = 2
+"""So many calls at once, where a model on the CPU computes their speech."""
+_STOPS_MS = (100, 400, 700)
 _BY_PHONE = 2
 """So many of the calls come through the real Asterisk."""
 _TEXT = "aaa aaaa aaa."
@@ -48,8 +64,8 @@ _EVERY_S = 0.005
 
 @dataclass(frozen=True)
 class Recovery:
-    """One kill. Times are from the kill, but `speaks_ms` is from when the process was ready again; 0 if there was
-    speech before that. `stops_ms` of it could not run at all."""
+    """One kill, or one row of stops. Times are from the kill, but `speaks_ms` is from when the process was ready again;
+    0 if there was speech before that. `stops_ms` of it could not run at all."""
 
     victim: str
     restart_ms: float
@@ -62,10 +78,15 @@ class Recovery:
     lost_needlessly: int
     noticed_ms: float
     """By then the bots of all lost calls knew."""
+    failed: int = 0
+    """Turns that ended with an error, after which the bot said the next one."""
+    failed_needlessly: int = 0
+    """Those of them for which nothing was killed."""
 
     @property
     def holds(self) -> bool:
-        return self.speaks_ms - self.stops_ms <= RECOVERY_NS / MS and not self.lost_needlessly
+        is_soon = self.speaks_ms - self.stops_ms <= RECOVERY_NS / MS
+        return is_soon and not self.lost_needlessly and not self.failed_needlessly
 
 
 class SteadyCall(Peer):
@@ -76,6 +97,9 @@ class SteadyCall(Peer):
         self.name = name
         self.telephone = telephone
         self.started_ns: list[int] = []
+        self.failed_ns: list[int] = []
+        self.audio_ns = 0
+        """When the last frame came."""
         self.closed_ns = 0
         self._n = 0
 
@@ -92,10 +116,11 @@ class SteadyCall(Peer):
             case "started":
                 self.started_ns.append(at_ns)
             case "error" if told.get("turn"):
+                self.failed_ns.append(at_ns)
                 asyncio.get_running_loop().call_later(_AGAIN_S, self.say)
 
     def on_binary(self, payload: bytes, at_ns: int) -> None:
-        pass
+        self.audio_ns = at_ns
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed_ns = time.monotonic_ns()
@@ -173,6 +198,7 @@ class _Killed:
     ready_ns: int
     speech_ns: int
     held: list[SteadyCall]
+    is_killed: bool = True
 
 
 async def _kill_engine(scene: Scene) -> _Killed:
@@ -200,7 +226,7 @@ async def _kill_front(scene: Scene) -> _Killed:
     held = [call for call in scene.calls if subject.owner(call.name) == number]
     n_ready = len(_ready_lines(subject, number))
     at_ns = time.monotonic_ns()
-    os.kill(subject.front_pid(number), 9)
+    os.kill(subject.front_pid(number), signal.SIGKILL)
     await _speaks_at_once(scene)
     await _until(lambda: len(_ready_lines(subject, number)) > n_ready, "the new front is ready")
     ready_ns = time.monotonic_ns()
@@ -256,7 +282,7 @@ async def _kill_asterisk(scene: Scene) -> _Killed:
     await scene.all_speak()
     subject = scene.subject
     at_ns = time.monotonic_ns()
-    os.kill(subject.asterisk.pid, 9)
+    os.kill(subject.asterisk.pid, signal.SIGKILL)
     await asyncio.to_thread(subject.start_asterisk)
     scene.around.asterisk = subject.asterisk
     ready_ns = time.monotonic_ns()
@@ -272,8 +298,53 @@ async def _kill_asterisk(scene: Scene) -> _Killed:
         await asyncio.sleep(_EVERY_S)
 
 
+async def _kill_cosyvoice2(scene: Scene) -> _Killed:
+    """The server starts its engine's process again. All calls stay, and each of them must speak again."""
+    await asyncio.gather(*(scene.direct() for _ in range(_N_COMPUTED)))
+    await scene.all_speak()
+    subject, calls = scene.subject, list(scene.calls)
+    n_ready = subject.log_text().count(_READY_AGAIN)
+    at_ns = time.monotonic_ns()
+    os.kill(subject.cosyvoice2_pid(), signal.SIGKILL)
+    await _until(lambda: subject.log_text().count(_READY_AGAIN) > n_ready, "the speech engine is ready again")
+    ready_ns = time.monotonic_ns()
+    await _until(lambda: all(c.is_lost or c.started_ns[-1] > at_ns for c in calls), "all calls speak again")
+    first = [next(at for at in c.started_ns if at > at_ns) for c in calls if not c.is_lost]
+    return _Killed(at_ns, ready_ns, max(first, default=ready_ns), [])
+
+
+_READY_AGAIN = "the speech engine is ready again"
+
+
+async def _stop_cosyvoice2(scene: Scene) -> _Killed:
+    """Speech was made ahead, and the process goes on where it was. The longest pause of the speech behind a stop
+    counts."""
+    await asyncio.gather(*(scene.direct() for _ in range(_N_COMPUTED)))
+    await scene.all_speak()
+    subject, calls = scene.subject, list(scene.calls)
+    begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0)
+    for ms in _STOPS_MS:
+        pid = subject.cosyvoice2_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(ms / 1000)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        again_ns = time.monotonic_ns()
+        await _until(lambda: all(c.is_lost or c.audio_ns > again_ns for c in calls), "all calls speak on")  # noqa: B023
+        spoke_ns = max(call.audio_ns for call in calls)
+        if spoke_ns - again_ns > worst_ns:
+            worst_ns, worst = spoke_ns - again_ns, (again_ns, spoke_ns)
+        await asyncio.sleep(_BETWEEN_STOPS_S)
+    return _Killed(begun_ns, worst[0], worst[1], [], is_killed=False)
+
+
+_BETWEEN_STOPS_S = 0.5
+
+
 _KILLS: dict[str, Callable[[Scene], Awaitable[_Killed]]] = {
     "engine": _kill_engine, "front": _kill_front, "bridge": _kill_bridge, "asterisk": _kill_asterisk,
+    "cosyvoice2": _kill_cosyvoice2, "cosyvoice2_stop": _stop_cosyvoice2,
 }  # fmt: skip
 
 
@@ -295,12 +366,14 @@ async def recover(victim: str, subject: Subject) -> Recovery:
             await _until(lambda: all(call.is_lost for call in killed.held), "the bots of the lost calls know it")
         calls = [call for call in scene.calls if call.started_ns and call.started_ns[0] < killed.at_ns]
         lost = [call for call in calls if call.is_lost]
+        n_failed = sum(at_ns > killed.at_ns for call in calls for at_ns in call.failed_ns)
         ready_ns = max(killed.at_ns, killed.ready_ns)
         return Recovery(
             victim, (ready_ns - killed.at_ns) / MS, max(0, killed.speech_ns - ready_ns) / MS,
             stops.within(ready_ns, killed.speech_ns) / MS, len(calls), len(killed.held), len(lost),
             sum(call not in killed.held for call in lost),
             max((call.closed_ns - killed.at_ns for call in lost), default=0) / MS,
+            n_failed, 0 if killed.is_killed else n_failed,
         )  # fmt: skip
 
 
@@ -318,21 +391,26 @@ def run_recovery(chosen: argparse.Namespace) -> int:
     victims = (chosen.victims or ",".join(VICTIMS)).split(",")
     if unknown := [victim for victim in victims if victim not in VICTIMS]:
         raise SystemExit(f"--victims: {', '.join(unknown)} is not one of {', '.join(VICTIMS)}")
-    if not chosen.victims and not has_asterisk():
-        print("asterisk: not tried, because it was not fetched; --victims asterisk fetches it (95 MB)")
-        victims.remove("asterisk")
+    for name, (is_there, why_not) in _OPTIONAL.items():
+        if name in victims and not is_there():
+            if chosen.victims and name != "asterisk":
+                raise SystemExit(f"--victims {name}: {why_not}")
+            if not chosen.victims:
+                print(f"{name}: not tried, because {why_not}")
+                victims.remove(name)
     found = {victim: measure(victim, chosen.kills, defects=chosen.defect) for victim in victims}
     rows = [
         (
             victim, len(each), _worst(r.restart_ms for r in each), _worst(r.speaks_ms for r in each),
-            sum(r.calls for r in each), sum(r.on_it for r in each), sum(r.lost for r in each),
-            sum(r.lost_needlessly for r in each), _worst(r.noticed_ms for r in each),
+            _worst(r.stops_ms for r in each), sum(r.calls for r in each), sum(r.on_it for r in each),
+            sum(r.lost for r in each), sum(r.lost_needlessly for r in each), _worst(r.noticed_ms for r in each),
+            sum(r.failed for r in each),
         )
         for victim, each in found.items()
     ]  # fmt: skip
-    columns = ("killed", "times", "restart ms", "speech after it ms", "calls", "held by it", "lost", "lost needlessly",
-               "noticed ms")  # fmt: skip
-    table("recovery after kill -9 (the worst of all kills)", columns, rows)
+    columns = ("victim", "times", "restart ms", "speech after it ms", "stops ms", "calls", "held by it", "lost",
+               "lost needlessly", "noticed ms", "failed turns")  # fmt: skip
+    table("recovery after kill -9, or a stop (the worst of all)", columns, rows)
     holds = all(r.holds for each in found.values() for r in each)
     if chosen.json is not None:
         report.save(chosen, "recovery", {

@@ -13,7 +13,7 @@ from torture import nemesis
 from torture import violations as v
 from torture.bad_network import bad_network
 from torture.doors import run_call
-from torture.histories import CARRIERS, HTTP_DOORS, CallHistory, Round, Step, make_call
+from torture.histories import CARRIERS, COSYVOICE2, HTTP_DOORS, JOINED, VENDORS, CallHistory, Round, Step, make_call
 from torture.subject import Holdings, Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally, Violation
@@ -28,7 +28,7 @@ _FOREIGN_FILES = (".ses",)
 """A file of onnxruntime, one for all its processes."""
 _QUIET_S = 8.0
 _CLOSED_S = 3.0
-_WARM_DOORS = ("native", *CARRIERS, "deepgram", "elevenlabs", "cartesia", *HTTP_DOORS)
+_WARM_DOORS = ("native", *CARRIERS, *VENDORS, *HTTP_DOORS, JOINED)
 _WARM_CALL = CallHistory(
     "native", 1, 0, (*[Step(0, "config")] * 30, *[Step(0, "play")] * 3), "close_now",
     {"codec": "ulaw", "rate": 8000, "ptime_ms": 20, "audio": "binary", "lead_ms": 200},
@@ -47,9 +47,10 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, sounds_url=subject.sounds.url)
     kinds = {fault.kind for fault in whole.faults}
     around.asterisk = subject.asterisk
-    around.may_break = any(map(nemesis.kills, kinds - {"kill_engine"}))
-    around.may_fail = bool(kinds & {"kill_engine", "stop_engine"})
-    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine", "stop_engine"})
+    around.may_break = any(map(nemesis.kills, kinds - {"kill_engine", "kill_cosyvoice2"}))
+    around.may_fail = bool(kinds & {"kill_engine", "stop_engine", "kill_cosyvoice2"})
+    around.may_lose_names = "lose_names" in kinds
+    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine", "stop_engine"}) or whole.shape == COSYVOICE2
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
     )
@@ -118,7 +119,9 @@ async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> 
 async def warm_up(subject: Subject) -> Holdings:
     """One call through each door, and what the server holds after them."""
     around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port, sounds_url=subject.sounds.url)
-    doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot")}.get(subject.shape, _WARM_DOORS)
+    doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot", "far_engine")}.get(
+        subject.shape, _WARM_DOORS
+    )
     for n in range(2):
         calls = (make_call(n, (door,), n_steps=3) for door in doors)
         await asyncio.gather(*(run_call(call, n, around) for call in (*calls, *[_WARM_CALL] * 4)))

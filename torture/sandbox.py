@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from torture.name_server import ADDRESS, NameServer, name_server
 from torture.places import ROOT
 
 
@@ -22,7 +23,16 @@ def what_is_allowed() -> dict[str, str]:
         "memory pressure (cgroup)": _of(_cgroup()),
         "a DNS server that does not answer": _of(_resolver()),
         "Asterisk": _of("" if has_asterisk() else "fetched by --shape asterisk; else an AudioSocket client stands in"),
+        "CosyVoice2's own process": _of("" if has_torch() else NO_TORCH),
     }
+
+
+NO_TORCH = "PyTorch is not installed; make model installs it"
+
+
+def has_torch() -> bool:
+    """Whether CosyVoice2 can run."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "safetensors", "tokenizers"))
 
 
 def has_asterisk() -> bool:
@@ -123,28 +133,22 @@ def memory_group() -> Iterator[MemoryGroup | None]:
     yield None
 
 
-_RESOLVER = "127.0.0.153"
-
-
 @contextmanager
-def silent_resolver(file: Path) -> Iterator[Sequence[str]]:
-    """The beginning of a command whose program asks a DNS server that never answers. Where this user may not do that,
-    it is empty: names then fail as they do here."""
+def own_resolver(file: Path) -> Iterator[tuple[Sequence[str], NameServer | None]]:
+    """The beginning of a command whose program asks our own DNS server, and that server. Where this user may not do
+    that, there is none: names then fail as they do here."""
     if _resolver():
-        yield ()
+        yield (), None
         return
-    file.write_text(f"nameserver {_RESOLVER}\noptions timeout:2 attempts:1\n", encoding="ascii")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        silent.bind((_RESOLVER, 53))
-        yield ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(file))
+    file.write_text(f"nameserver {ADDRESS}\noptions timeout:2 attempts:1\n", encoding="ascii")
+    with name_server() as names:
+        yield ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(file)), names
 
 
 def _resolver() -> str:
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((_RESOLVER, 53))
+        with name_server():
+            pass
     except OSError as error:
         return str(error.strerror)
     return _run("unshare", "-m", "mount", "--bind", "/etc/hosts", "/etc/resolv.conf")

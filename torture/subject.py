@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torture.histories import COSYVOICE2
+from torture.name_server import ENGINE, VOICES, NameServer, speech_server
 from torture.places import ROOT
-from torture.sandbox import silent_resolver
+from torture.sandbox import NO_TORCH, has_torch, own_resolver
 from torture.sound_server import FETCH_S, SoundServer
 from torture.surroundings import PING_S
 
@@ -35,6 +38,7 @@ SETTINGS = (
 _DESCRIPTORS = 220
 _PATHS = (ROOT, ROOT / "benchmarks", ROOT / "torture" / "inside")
 """Of the processes under test. The last one has `sitecustomize`, which they import by themselves."""
+_TOKEN = "the-token-of-the-engine"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Subject:
         self.server: subprocess.Popen[str]
         self.bridge: subprocess.Popen[str] | None = None
         self.engine: subprocess.Popen[str] | None = None
+        self.engine_port = 0
+        self.names: NameServer | None = None
+        """The DNS server that the server asks; None if it asks that of the machine."""
         self.disk: Path | None = None
         self.asterisk: Any = None
         self.sounds: SoundServer
@@ -98,8 +105,12 @@ class Subject:
                 settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
         prefix: Sequence[str] = ()
         if self.shape == "names":
-            prefix = self._stack.enter_context(silent_resolver(self.folder / "resolv.conf"))
+            prefix, self.names = self._stack.enter_context(own_resolver(self.folder / "resolv.conf"))
             settings += ["bot.url=ws://bot.torture.example:9/", "bot.connect_timeout_s=2"]
+        if self.names is not None:
+            settings += self._far_engines()
+        if self.shape == COSYVOICE2:
+            settings += self._cosyvoice2()
         words = [word for setting in settings for word in ("--set", setting)]
         flags += self._defect_flags()
         self.server = self._run("server", "-m", "torture.subject_server", *flags, *words, prefix=prefix)
@@ -112,12 +123,49 @@ class Subject:
     def _defect_flags(self) -> list[str]:
         return [word for defect in self._defects for word in ("--defect", defect)]
 
+    def _far_engines(self) -> Sequence[str]:
+        """Start engines that are found by their names. The settings that speak Chinese and German with them."""
+        self.start_engine()
+        port = self._stack.enter_context(speech_server())
+        far = {"kind": "openai", "url": f"http://{VOICES}:{port}", "voices": "{tone: {}}", "languages": "[de]"}
+        return (
+            "engines.routes={zh: remote, de: far}", f"engines.remote.target={ENGINE}:{self.engine_port}",
+            f"engines.remote.token={_TOKEN}",
+            *(f"engines.others.far.{name}={value}" for name, value in far.items()),
+        )  # fmt: skip
+
+    def _cosyvoice2(self) -> Sequence[str]:
+        """Write a tiny random model. The settings that speak with it."""
+        if not has_torch():
+            raise SystemExit(f"--shape {COSYVOICE2}: {NO_TORCH}")
+        model = self.folder / "model"
+        writing = self._run("model", "-m", "telephony_tts.cli", "models", "random", str(model))
+        self._line(writing, r"(a random tiny checkpoint)")
+        _forget(writing)
+        own = {"model": model, "dtype": "float32", "workers": 1, "threads": 1, "slots": 8, "flow_steps": 2}
+        return ("engines.default=cosyvoice2", *(f"engines.cosyvoice2.{name}={value}" for name, value in own.items()))
+
+    def cosyvoice2_pid(self) -> int:
+        """CosyVoice2's own process, which the server starts again when it ends."""
+        end_s = time.monotonic() + _START_S
+        while time.monotonic() < end_s:
+            for pid in children(self.server.pid):
+                with suppress(OSError):
+                    if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return pid
+            time.sleep(0.01)
+        raise RuntimeError("CosyVoice2 has no process")
+
     def start_engine(self) -> None:
-        """Start the engine's process, or another one after it was killed."""
+        """Start the engine's process, or another one at the same place after it was killed."""
         _forget(self.engine)
+        place = f"unix:{self.folder}/engine.sock"
+        if self.names is not None:
+            self.engine_port = self.engine_port or free_port()
+            place = f"127.0.0.1:{self.engine_port}"
         self.engine = self._run(
             "engine", "-m", "telephony_tts.cli", "engine", "serve", "--set", "engines.default=fake",
-            "--listen", f"unix:{self.folder}/engine.sock",
+            "--set", f"engines.remote.token={_TOKEN}", "--listen", place,
         )  # fmt: skip
         self._line(self.engine, r"engine fake (with)")
 
@@ -184,7 +232,10 @@ class Subject:
     def pids(self) -> list[int]:
         """All processes whose waits for a core may make calls late."""
         asterisk = [] if self.asterisk is None else [self.asterisk.pid]
-        return list({*self.fronts(), *self._others().values(), *asterisk})
+        others = self._others().values()
+        # CosyVoice2 computes in threads. Each of them has an id that serves as that of a process here.
+        computing = [thread for pid in others for thread in threads(pid)] if self.shape == COSYVOICE2 else []
+        return list({*self.fronts(), *others, *asterisk, *computing})
 
     def _others(self) -> dict[str, int]:
         """Our processes beside the server that run, by their names and numbers."""
@@ -192,6 +243,8 @@ class Subject:
         running = {f"{name} {each.pid}": each.pid for name, each in named.items() if each and each.poll() is None}
         if self.shape == "fronts":
             running |= {f"front {pid}": pid for pid in children(self.server.pid)}
+        if self.shape == COSYVOICE2:
+            running |= {f"cosyvoice2 {pid}": pid for pid in children(self.server.pid)}
         return running
 
     def owner(self, call: str) -> int | None:
@@ -298,12 +351,27 @@ class Subject:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def held_by(pid: int) -> tuple[int, int]:
     """(descriptors, threads) of a process; none if it has just ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
         return 0, 0
+
+
+def threads(pid: int) -> list[int]:
+    """The ids of its threads; none if it has just ended."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:
+        return []
 
 
 def _forget(process: subprocess.Popen[str] | None) -> None:

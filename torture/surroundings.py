@@ -34,6 +34,8 @@ class Surroundings:
     dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
     may_fail: bool = False
     """An engine may fail, so that turns end with an error."""
+    may_lose_names: bool = False
+    """An engine that is found by its name may not be found, so that its turns end with an error."""
     may_refuse: bool = False
     """The server may have no room for a new connection."""
     may_break: bool = False

@@ -1,11 +1,12 @@
 """What may come next on the socket of a client that speaks a vendor's protocol (PROTOCOL.md §11). No I/O.
 
 These protocols differ in their messages and agree in this: a text has audio of its own, ends once, and is silent after
-its end. A text is a Flush of Deepgram, a context of ElevenLabs and of Cartesia.
+its end. A text is a Flush of Deepgram, a speech of Flux, a context of ElevenLabs and of Cartesia, a task of DashScope.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from torture import violations as v
@@ -15,40 +16,63 @@ from torture.violations import Stops, Tally, Violation
 MS = 1_000_000
 _UNDER_WAY_NS = 150 * MS
 """How long audio may still come that was sent before the server read a `cancel` without an answer."""
-_SLICE = 160
+_SLICE_MS = 20
+_LEAST_MS_PER_CHAR = 25
+"""A letter has 60 ms. The last word may end with silence, and spaces have no tone."""
 
 
 @dataclass(slots=True)
 class VendorText:
+    """`letter` is "" for a text without words. `told` is what the server said that it has spoken."""
+
     key: str
     letter: str
-    n_chars: int = 0
+    source: str = ""
     is_complete: bool = False
     cancelled_ns: int | None = None
+    has_begun: bool = False
     is_over: bool = False
     n_bytes: int = 0
+    told: str = ""
 
 
 class VendorOracle:
-    """`answers_cancel`: the server says when a text that was interrupted is over."""
+    """`answers_cancel`: the server says when a text that was interrupted is over. `tells_text`: it says what it has
+    spoken of a text. `codec`: of the audio, which has 8000 Hz."""
 
     def __init__(
-        self, tally: Tally, stops: Stops, *, call: int | None, answers_cancel: bool, may_fail: bool = False
+        self,
+        tally: Tally,
+        stops: Stops,
+        *,
+        call: int | None,
+        answers_cancel: bool,
+        tells_text: bool = False,
+        may_fail: bool = False,
+        codec: str = "ulaw",
     ) -> None:
         self._tally = tally
         self._stops = stops
         self._call = call
         self._answers_cancel = answers_cancel
+        self._tells_text = tells_text
         self._may_fail = may_fail
-        self._reader = FrameReader()
+        self._reader = FrameReader(codec)
+        self.bytes_per_ms = 16 if codec == "pcm" else 8
         self.texts: dict[str, VendorText] = {}
+        self._answers: deque[tuple[str, ...]] = deque()
+        """For each message that is answered at once and is not yet: its possible answers."""
+        self._suspicions: list[tuple[str, str, int, int, int]] = []
+        """(check, what, by how much it was beyond its tolerance, from when to when stops excuse it)."""
+        self.is_refused = False
+        """The client has sent what ends the connection. No end of a text is owed from then on."""
 
     # --------------------------------------------------------------- the client
 
     def wrote(self, key: str, letter: str, text: str) -> None:
         if key not in self.texts:
             self._tally.counts["turns"] += 1
-        self.texts.setdefault(key, VendorText(key, letter)).n_chars += len(text)
+        self.texts.setdefault(key, VendorText(key, letter)).source += text
 
     def completed(self, key: str) -> None:
         self.texts[key].is_complete = True
@@ -57,15 +81,27 @@ class VendorOracle:
         self._tally.counts["clears"] += 1
         self.texts[key].cancelled_ns = now_ns
 
+    def asked(self, *answers: str) -> None:
+        """The client sends something that is answered at once, by one of these. Such answers come in order."""
+        self._answers.append(answers)
+
+    @property
+    def n_unanswered(self) -> int:
+        return len(self._answers)
+
     # --------------------------------------------------------------- the server
 
     def audio(self, data: bytes, now_ns: int, key: str | None = None) -> None:
         """Audio of `key`, or of whichever text speaks."""
         self._tally.counts["frames"] += 1
-        for at in range(0, len(data), _SLICE):
-            part = data[at : at + _SLICE]
+        self._checked(v.FRAMES)
+        if not data or len(data) % (self.bytes_per_ms // 8):
+            self._wrong(v.FRAMES, f"{len(data)} bytes of audio, which are no whole samples")
+        n_slice = _SLICE_MS * self.bytes_per_ms
+        for at in range(0, len(data), n_slice):
+            part = data[at : at + n_slice]
             letter = self._reader.letter(part)
-            text = next((t for t in reversed(self.texts.values()) if t.letter == letter), None)
+            text = next((t for t in reversed(self.texts.values()) if letter and t.letter == letter), None)
             if text is None:
                 continue
             self._checked(v.SILENCE)
@@ -81,6 +117,29 @@ class VendorOracle:
             if text.is_over or text.cancelled_ns is not None:
                 return
 
+    def began(self, key: str) -> None:
+        """The server says that a text begins. It says so once, before all else of that text."""
+        self._checked(v.ORDER)
+        text = self.texts.get(key)
+        if text is None:
+            self._wrong(v.ORDER, f"the beginning of the unknown text {key}")
+        elif text.has_begun or text.is_over or text.n_bytes:
+            when = "twice" if text.has_begun else "after its end" if text.is_over else "after its first audio"
+            self._wrong(v.ORDER, f"{key} begins {when}")
+        else:
+            text.has_begun = True
+
+    def told(self, key: str, spoken: str) -> None:
+        """The server says that it has spoken the next part of a text."""
+        self._checked(v.ORDER)
+        text = self.texts.get(key)
+        if text is None or text.is_over:
+            self._wrong(v.ORDER, f"{spoken!r} of {key}, which is {'unknown' if text is None else 'over'}")
+            return
+        text.told += spoken
+        if not _solid(text.source).startswith(_solid(text.told)):
+            self._wrong(v.ORDER, f"{key} has spoken {text.told!r} of the text {text.source!r}")
+
     def ended(self, key: str) -> None:
         """The server says that a text is over."""
         self._checked(v.ONE_END)
@@ -93,10 +152,16 @@ class VendorOracle:
             self._wrong(v.ONE_END, f"{key} ended, and its text is not complete")
         else:
             text.is_over = True
-            self._checked(v.DONE)
-            # A letter has 60 ms at 8 bytes a millisecond; the last word may end with silence.
-            if text.cancelled_ns is None and not self._may_fail and text.n_bytes < text.n_chars * 200:
-                self._wrong(v.DONE, f"{key} ended with {text.n_bytes} bytes of audio for {text.n_chars} characters")
+            if text.cancelled_ns is None and not self._may_fail:
+                self._check_whole(text)
+
+    def _check_whole(self, text: VendorText) -> None:
+        self._checked(v.DONE)
+        n_chars = len(text.source)
+        if text.n_bytes < n_chars * _LEAST_MS_PER_CHAR * self.bytes_per_ms:
+            self._wrong(v.DONE, f"{text.key} ended with {text.n_bytes} bytes of audio for {n_chars} characters")
+        if self._tells_text and _solid(text.told) != _solid(text.source):
+            self._wrong(v.DONE, f"{text.key} ended, and {text.told!r} was told of the text {text.source!r}")
 
     def failed(self, what: str) -> None:
         if not self._may_fail:
@@ -108,21 +173,41 @@ class VendorOracle:
             self._checked(v.ONE_END)
             self.texts[key].is_over = True
 
+    def answered(self, answer: str) -> None:
+        """The server answers the first message that was not answered yet."""
+        self._checked(v.ANSWERS)
+        expected = self._answers.popleft() if self._answers else ()
+        if answer not in expected:
+            self._wrong(v.ANSWERS, f"{answer}, expected {' or '.join(expected) or 'nothing'}")
+
+    def suspect(self, check: str, what: str, excess_ns: int, begin_ns: int, end_ns: int) -> None:
+        """Something is beyond its tolerance, if `excess_ns` is above 0. Stops may excuse it when they are known."""
+        self._checked(check)
+        if excess_ns > 0:
+            self._suspicions.append((check, what, excess_ns, begin_ns, end_ns))
+
     def finish(self, *, is_torn: bool) -> None:
         self._tally.counts["calls"] += 1
+        for check, what, excess_ns, begin_ns, end_ns in self._suspicions:
+            if excess_ns > self._stops.within(begin_ns, end_ns):
+                self._wrong(check, what)
         if is_torn:
             self._tally.counts["calls torn"] += 1
             return
         for key in self.owed:
             self._wrong(v.ONE_END, f"{key} has not ended")
+        for answers in self._answers:
+            self._wrong(v.ANSWERS, f"{' or '.join(answers)} did not come")
 
     def owed_s(self) -> float:
         """How long the texts take to be spoken whose end is owed."""
-        return sum(self.texts[key].n_chars for key in self.owed) * MS_PER_LETTER / 1000
+        return sum(len(self.texts[key].source) for key in self.owed) * MS_PER_LETTER / 1000
 
     @property
     def owed(self) -> list[str]:
         """The texts whose end the server still owes."""
+        if self.is_refused:
+            return []
         return [
             text.key for text in self.texts.values()
             if not text.is_over and (text.cancelled_ns is None or self._answers_cancel)
@@ -136,3 +221,7 @@ class VendorOracle:
 
     def _wrong(self, check: str, what: str) -> None:
         self._tally.violations.append(Violation(check, what, self._call))
+
+
+def _solid(text: str) -> str:
+    return "".join(text.split())
