@@ -221,7 +221,7 @@ async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> N
     link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
     await link.connect_in_time(around.port, _CONNECT_S)
     try:
-        await Script(call, link, oracle, time.monotonic_ns).perform(link.closed.done)
+        await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
         await _end(call, around, link)
         _fails_in_time(oracle, around)
     finally:

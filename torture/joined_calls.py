@@ -12,7 +12,8 @@ from typing import Any
 from harness.peer import Peer
 
 from torture import violations as v
-from torture.carriers import TwilioLink
+from torture.carriers import CarrierLink
+from torture.dialects import Twilio
 from torture.histories import CallHistory, Step
 from torture.http_doors import FORMS, CutOff, HttpClient
 from torture.joined_oracle import CROSS_NS, JoinedOracle, JoinedRequest
@@ -43,7 +44,14 @@ class JoinedCall:
         self._oracle = JoinedOracle(
             around.tally, around.stops, call=number, delay_ns=delay_ns, may_fail=around.may_fail
         )
-        self._media = TwilioLink(around, self._oracle, self._name)  # type: ignore[arg-type]
+        self._media = CarrierLink(
+            around,
+            self._oracle,
+            Twilio(self._name),
+            late="fixed",
+            late_ms=call.options["delay_ms"],
+            seed=call.seed,  # type: ignore[arg-type]
+        )
         self._speaking: dict[JoinedRequest, asyncio.Task[None]] = {}
         self._is_torn = False
 

@@ -94,7 +94,8 @@ class Subject:
         flags: list[str] = []
         if self.shape == "engine":
             self.start_engine()
-            settings += ["engines.default=remote", f"engines.remote.target=unix:{self.folder}/engine.sock"]
+            target = f"engines.remote.target=unix:{self.folder}/engine.sock"
+            settings += ["engines.default=remote", target, f"engines.remote.token={_TOKEN}"]
         if self.shape == "fronts":
             (self.folder / "run").mkdir()
             settings += ["server.processes=2", f"server.runtime_folder={self.folder}/run"]
