@@ -83,6 +83,7 @@ class Console:
         self._lexicons = ConsoleLexicons(tools.lexicons)
         self._files = _read_files()
         self._examining: asyncio.Task[list[dict[str, Any]]] | None = None
+        api.server.at_close.append(self._stop_examining)
 
     @property
     def open_paths(self) -> frozenset[str]:
@@ -152,4 +153,16 @@ class Console:
         if self._examining is None or self._examining.done():
             self._examining = asyncio.ensure_future(self._doctor())
             self._examining.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may be gone
-        return JSONResponse({"findings": await asyncio.shield(self._examining)}, headers={"Cache-Control": "no-store"})
+        examining = self._examining
+        try:
+            found = await asyncio.shield(examining)
+        except asyncio.CancelledError:
+            if not examining.cancelled():
+                raise
+            raise TelephonyTTSError("the server is stopping", code="closing") from None
+        return JSONResponse({"findings": found}, headers={"Cache-Control": "no-store"})
+
+    def _stop_examining(self) -> None:
+        """A server that stops does not wait for the examination, which takes seconds."""
+        if self._examining is not None:
+            self._examining.cancel()

@@ -269,8 +269,10 @@ class Sender:
             turn.is_dry = True
             turn.gap_is_underrun = waits_for_engine and not turn.waits_for_bot
             turn.underruns += turn.gap_is_underrun
-        if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
-            # Between utterances the end of the last word must not wait inside the resampler for the next sentence.
+        can_wait = turn.settings.patience_ms > 0
+        if not can_wait and turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
+            # Between utterances the end of the last word must not wait inside the resampler for the next sentence. In a
+            # file it can: draining adds silence, and the file would depend on how busy the server was.
             turn.encoder.drain()
             turn.ready_since_ns = now_ns
             if turn.encoder.n_ready_frames:

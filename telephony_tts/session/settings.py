@@ -159,8 +159,9 @@ class SessionSettings(SpeechSettings):
     clear of one turn takes back no frames of another.
     With `parallel_turns` such a peer may stop playing a turn without telling us: each turn is paced for itself, and one
     that has all its text is no longer paced when another waits behind it. `patience_ms` is how much later than a call's
-    the deadlines of its utterances are: a file can wait, a caller cannot. `control_tokens` are passed
-    to the engine as they stand in the text. `lexicon` has the lexicons of the server, None if there are none.
+    the deadlines of its utterances are: a file can wait, a caller cannot. Late audio puts no silence into a file.
+    `control_tokens` are passed to the engine as they stand in the text. `lexicon` has the lexicons of the server, None
+    if there are none.
     """
 
     session: str = "s"

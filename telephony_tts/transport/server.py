@@ -101,6 +101,8 @@ class Server:
         self.settings = settings
         self.http: HttpSide | None = None
         """Serves HTTP requests that are not for a WebSocket. Set it before `running`."""
+        self.at_close: list[Callable[[], object]] = []
+        """Called when all calls have ended: they cancel what HTTP requests would wait for."""
         self.catalog = catalog
         for engine in catalog.engines:
             metrics.know_engine(engine.name)
@@ -211,6 +213,8 @@ class Server:
                 for connection in listener.connections:
                     assert isinstance(connection, CallConnection)
                     connection.end(1001, _CLOSE_REASON)
+                for cancel in self.at_close:
+                    cancel()
                 if self.http is not None:
                     await self.http.close()
                 listener.close()

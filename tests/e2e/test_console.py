@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -214,6 +215,33 @@ def test_one_examination_answers_all_that_ask_meanwhile() -> None:
             assert answers == [{"findings": [{"state": "ok", "what": "python", "detail": "3"}]}] * 3 and n_asked == 1
             await ask(rig.port, "GET", "/console/api/doctor")
             assert n_asked == 2
+
+    run(main)
+
+
+def test_a_server_that_stops_does_not_wait_for_an_examination() -> None:
+    async def main() -> None:
+        has_begun = asyncio.Event()
+        ended: list[str] = []
+
+        async def doctor() -> list[dict[str, Any]]:
+            has_begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.01)  # as the process that examines is killed and waited for
+                ended.append("examination")
+            return []
+
+        async with with_tools(ConsoleTools(doctor)) as rig:
+            asking = asyncio.create_task(ask(rig.port, "GET", "/console/api/doctor"))
+            asking.add_done_callback(lambda _: ended.append("answer"))
+            await has_begun.wait()
+            begin_s = time.monotonic()
+        assert time.monotonic() - begin_s < 2
+        got = await asking
+        assert (got.status, got.json()["error"]["code"]) == (503, "closing")
+        assert ended == ["examination", "answer"]
 
     run(main)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from world import RATE_HZ, World
 
-from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.session.effects import Synthesize
 from telephony_tts.session.playout import Playout
 from telephony_tts.session.settings import SessionSettings
@@ -159,6 +159,33 @@ def test_burst_sends_all_at_once_and_reports_when_it_is_heard() -> None:
     world.run(1000)
     world.send(m.Clear())
     assert world.of(m.Cleared)[0].heard_text == "one two three four"
+
+
+class SecondSentenceLate(World):
+    """The engine begins with the first utterance at once, and with the others so much later."""
+
+    later_ms = 0.0
+
+    def _synthesize(self, utterance: Utterance) -> None:
+        self.first_audio_ms = self.later_ms if self.submitted else 0
+        super()._synthesize(utterance)
+
+
+@pytest.mark.parametrize("patience_ms", [0, 10_000])
+def test_late_audio_puts_silence_into_a_call_and_not_into_a_file(patience_ms: int) -> None:
+    def spoken(later_ms: float) -> bytes:
+        world = SecondSentenceLate(
+            SessionSettings(first_clause_chars=0, pace="burst", patience_ms=patience_ms), ms_per_char=47
+        )
+        world.later_ms = later_ms
+        world.say("One two. Three four.", "a")
+        world.run(5000)
+        assert len(world.submitted) == 2 and world.terminals("a") and set(world.of(m.ErrorEvent)) == set()
+        return b"".join(payload for _, _, payload in world.frames)
+
+    in_time, late = spoken(0), spoken(2000)
+    assert (late == in_time) is (patience_ms > 0)
+    assert 0 <= len(late) - len(in_time) <= 3 * 160
 
 
 def test_a_burst_is_sent_in_slices_between_which_a_clear_takes_effect() -> None:
