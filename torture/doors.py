@@ -101,6 +101,7 @@ async def _native_call(
         link.close()
         if not link.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+            around.recorded += [(number, *each) for each in oracle.recorded]
     return True
 
 
@@ -141,6 +142,7 @@ async def _carrier_call(
     oracle = NativeOracle(
         around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
         frame_bytes=dialect.frame_bytes, reader=FrameReader(codec, rate_hz), slack_ns=slack_ms(dialect, late) * MS,
+        has_stalls=late == "stalling",
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
     media = CarrierLink(around, oracle, dialect, late=late, late_ms=late_ms, seed=call.seed)
@@ -164,13 +166,14 @@ async def _carrier_call(
             bot.reset()
         if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
-        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code != 1000:
+        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code not in (1000, None):
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg was closed with {media.close_code}, expected 1000")
     finally:
         bot.close()
         media.close()
         if not bot.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+            around.recorded += [(number, *each) for each in oracle.recorded]
     return True
 
 

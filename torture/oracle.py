@@ -35,7 +35,15 @@ _MARK = re.compile('<mark name="([^"]*)"/>')
 _SLOWEST = 0.5
 _SOUND_S = 6.0
 """The longest sound that is played."""
-_WARNINGS = ("turn_ended", "empty_text", "dtmf_cleared", "dtmf_not_supported", "unknown_voice", "barge_in_unavailable")
+_WARNINGS = (
+    "turn_ended",
+    "empty_text",
+    "dtmf_cleared",
+    "dtmf_not_supported",
+    "unknown_voice",
+    "barge_in_unavailable",
+    "recording_unchanged",
+)
 _LOG_LINES = 2000
 
 
@@ -94,6 +102,10 @@ class TurnTrack:
     spoken: str = ""
     words: list[tuple[int, int, float, float]] = field(default_factory=list)
     """(from, to, start_ms, end_ms) of each word."""
+    recording: str = ""
+    """The file in which it is recorded from its first frame on."""
+    recorded: list[tuple[str, bytes]] = field(default_factory=list)
+    """(letter, frame) of what was sent then."""
     audible_ns: list[int] = field(default_factory=list)
     """With a media leg: when its audible frames came."""
 
@@ -118,7 +130,7 @@ class NativeOracle:
     the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
     frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
     another one. `slack_ns`: so much less is known of the place of the telephone side than of one that plays frame by
-    frame."""
+    frame. `has_stalls`: that side stops in the middle of speech, so a recording has gaps there."""
 
     def __init__(
         self,
@@ -138,6 +150,7 @@ class NativeOracle:
         most_error_ns: int | None = None,
         most_lost_ns: int = 0,
         slack_ns: int = 0,
+        has_stalls: bool = False,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -162,6 +175,11 @@ class NativeOracle:
         self._n_interruptions = 0
         self._caller = CallerRules(stops)
         self._sounds = SoundRules(stops)
+        self._recording = ""
+        """The file in which the call is recorded now."""
+        self.recorded: list[tuple[str, bytes]] = []
+        """(file, samples) of each turn that a recording must hold as it was sent."""
+        self.keeps_recorded = reader is not None and not has_stalls
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -340,6 +358,8 @@ class NativeOracle:
             case "status":
                 self._checked(v.ANSWERS)
                 self._n_status -= 1
+            case "recording":
+                self._recording_changed(event)
             case "call":
                 self._sounds.joined(now_ns)
             case "hangup":
@@ -403,6 +423,7 @@ class NativeOracle:
             self._wrong(v.DONE, f"{turn.id} is done with {event['chars']} characters, sent {sorted(turn.lengths)}")
         if turn.spoken != _solid(turn.source[: event["chars"]]):
             self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
+        self._keep_recorded(turn, event)
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
         if self._most_error_ns is not None:
@@ -410,8 +431,12 @@ class NativeOracle:
             if turn.next_ns < audio_ns - self._most_error_ns:
                 sent_ms = turn.next_ns / MS
                 self._wrong(v.LOST, f"{turn.id} is done, and {sent_ms:.0f} of {event['audio_ms']} ms were sent")
-        elif not turn.n_moves and not turn.is_under_bed and (n_lacking > 3 if self._has_media else n_lacking != 0):
-            self._wrong(v.DONE, f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came")
+        elif not turn.n_moves and not turn.is_under_bed:
+            what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
+            if not self._has_media and n_lacking:
+                self._wrong(v.DONE, what)
+            elif turn.letter:  # silence and tones on another socket are not told from those of the turn before
+                self._suspect(v.DONE, what, (n_lacking - 3) * self._ptime_ns, turn, now_ns)
         if self._most_error_ns is None and any(not each.letter and each is not turn for each in self._live_begun()):
             # Silent frames of sounds and tones behind it, which a pause took back, are not told from its own.
             self._over(turn, "done", now_ns)
@@ -420,6 +445,30 @@ class NativeOracle:
         what = f"{turn.id} is done {left_ns / MS:.0f} ms before its last sample is played"
         self._suspect(v.DONE, what, left_ns - self._tolerance_ns(turn), turn, now_ns)
         self._over(turn, "done", now_ns)
+
+    def _keep_recorded(self, turn: TurnTrack, event: dict[str, Any]) -> None:
+        """What was sent of a turn without a gap, from its first tone to its last."""
+        is_whole = not (turn.n_moves or turn.was_paused or turn.is_under_bed or event["underruns"])
+        if not (turn.recording and turn.recording == self._recording and is_whole and self.keeps_recorded):
+            return
+        at = [n for n, (letter, _) in enumerate(turn.recorded) if letter]
+        if at:
+            samples = b"".join(self._reader.pcm(frame) for _, frame in turn.recorded[at[0] : at[-1] + 1])
+            self.recorded.append((turn.recording, samples))
+
+    def _recording_changed(self, event: dict[str, Any]) -> None:
+        self._checked(v.RECORDINGS)
+        self._tally.counts[f"recording {event['state']}"] += 1
+        if event["state"] == "started":
+            if self._recording:
+                self._wrong(v.RECORDINGS, f"{event['file']} begins, and {self._recording} has not ended")
+            self._recording = event["file"]
+        else:
+            if event["file"] != self._recording:
+                self._wrong(v.RECORDINGS, f"{event['file']} ends, and {self._recording or 'none'} has begun")
+            if event["reason"] not in ("stopped", "call_ended", "disk_full"):
+                self._wrong(v.RECORDINGS, f"a recording ended with {event['reason']}")
+            self._recording = ""
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._tally.counts[f"paused by {event['reason']}"] += 1
@@ -515,8 +564,8 @@ class NativeOracle:
 
     # ------------------------------------------------------------------- audio
 
-    def frame(self, payload: bytes, now_ns: int) -> None:
-        """A frame of speech came, on whichever leg has the audio."""
+    def frame(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
+        """A frame of speech came, on whichever leg has the audio. `came_ns`: it came then, and is played now."""
         self._tally.counts["frames"] += 1
         self._checked(v.FRAMES)
         if len(payload) != self._frame_bytes:
@@ -540,7 +589,7 @@ class NativeOracle:
             self._speaking = turn
         if self._has_media:
             if letter:
-                turn.audible_ns.append(now_ns)
+                turn.audible_ns.append(now_ns if came_ns is None else came_ns)
         elif not turn.is_live:
             self._wrong(v.SILENCE, f"audio of {turn.id} after its {turn.end}")
             return
@@ -555,6 +604,10 @@ class NativeOracle:
             self._playing_since_ns = now_ns - min(self.player.gap_ns, _LONGEST_STOP_NS)
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
+        if turn.n_frames == 1:
+            turn.recording = self._recording
+        if turn.recording:
+            turn.recorded.append((letter, payload))
         self._check_pace(turn, now_ns)
 
     def _note_sound(self, letter: str, payload: bytes, now_ns: int) -> None:
@@ -763,6 +816,10 @@ class NativeOracle:
         self._note(begin_ns, ">", f"{ms} ms of voice")
         self._tally.counts["caller speaks"] += 1
         self._caller.speaks(begin_ns, ms)
+
+    def caller_spoke(self, now_ns: int) -> None:
+        """The caller has said it all."""
+        self._caller.spoke(now_ns)
 
     def _speech_since_ns(self, now_ns: int) -> int | None:
         """Since when the caller has heard speech that goes on for some time yet. None if that is not so, or if a

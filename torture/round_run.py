@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack
 
 from standstill import Standstills, standstills
 
-from torture import nemesis
+from torture import carriers, nemesis
 from torture import violations as v
 from torture.bad_network import bad_network
 from torture.doors import run_call
 from torture.histories import CARRIERS, HTTP_DOORS, CallHistory, Round, Step, make_call
+from torture.recordings import judge_recordings
 from torture.subject import Holdings, Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally, Violation
@@ -28,6 +29,8 @@ _FOREIGN_FILES = (".ses",)
 """A file of onnxruntime, one for all its processes."""
 _QUIET_S = 8.0
 _CLOSED_S = 3.0
+_WRITTEN_S = 0.3
+"""The thread that writes recordings has written all by then, when no call lives."""
 _WARM_DOORS = ("native", *CARRIERS, "deepgram", "elevenlabs", "cartesia", *HTTP_DOORS)
 _WARM_CALL = CallHistory(
     "native", 1, 0, (*[Step(0, "config")] * 30, *[Step(0, "play")] * 3), "close_now",
@@ -50,6 +53,8 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
     )
+    if any(call.door in CARRIERS for call in whole.calls):
+        carriers.prepare()
     begin_ns = time.monotonic_ns()
     with watching_cores(lambda: [os.getpid(), *subject.pids()], stops), standstills() as machine:
         async with AsyncExitStack() as stack:
@@ -65,6 +70,9 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
             finally:
                 lag.cancel()
                 watch.cancel()
+    await quiet(subject)
+    await asyncio.sleep(_WRITTEN_S)
+    judge_recordings(subject.recordings, around.recorded, around.tally, was_killed=around.may_break)
     around.tally.counts["rounds"] += 1
     around.tally.counts[f"rounds {whole.shape}"] += 1
     around.tally.counts["stops ms"] += stops.total_ns // MS
