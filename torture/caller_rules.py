@@ -9,7 +9,7 @@ from typing import Any
 from torture.violations import Stops
 
 MS = 1_000_000
-_SURE_MS = 600
+SURE_MS = 600
 """A voice of this length must be noticed, with the `min_speech_ms` that scripts ask for."""
 _NOTICED_NS = 1000 * MS
 """By when it must be noticed, from its begin."""
@@ -35,8 +35,9 @@ class _Voice:
 class CallerRules:
     """One call. Each method gives what did not hold, "" if all holds."""
 
-    def __init__(self, stops: Stops) -> None:
+    def __init__(self, stops: Stops, sure_ms: int = SURE_MS) -> None:
         self._stops = stops
+        self._sure_ms = sure_ms
         self._voices: list[_Voice] = []
         self._settings: dict[str, Any] = {}
         self._settings_ns = 0
@@ -66,7 +67,7 @@ class CallerRules:
     def speaks(self, now_ns: int, ms: int) -> None:
         """The caller begins to speak, for so long."""
         is_short = self._settings.get("min_speech_ms", _MOST_MIN_SPEECH_MS) <= _MOST_MIN_SPEECH_MS
-        is_sure = self._is_armed and is_short and ms >= _SURE_MS and now_ns - self._settings_ns > _SETTLED_NS
+        is_sure = self._is_armed and is_short and ms >= self._sure_ms and now_ns - self._settings_ns > _SETTLED_NS
         # A voice that goes on where the one before has ended is the same speech.
         self._voices.append(_Voice(now_ns, None, ms, is_sure, self._is_speaking))
 

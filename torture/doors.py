@@ -21,6 +21,7 @@ from torture.http_doors import FORMS, HttpCall
 from torture.letters import LETTERS, FrameReader, sentence
 from torture.links import AudioSocketLink, BotLink, Link
 from torture.oracle import NativeOracle
+from torture.recordings import RATE_HZ
 from torture.script import Script
 from torture.surroundings import Surroundings
 from torture.vendor_oracle import VendorOracle
@@ -88,7 +89,7 @@ async def _native_call(
     oracle = NativeOracle(
         around.tally, around.stops, call=number, ptime_ms=options["ptime_ms"], frame_bytes=n_bytes,
         lead_ns=options["lead_ms"] * MS, reader=FrameReader(options["codec"], options["rate"]),
-        may_fail=around.may_fail, is_lossy=is_lossy,
+        may_fail=around.may_fail, is_lossy=is_lossy, keeps_recorded=options["rate"] == RATE_HZ,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
     await link.connect_in_time(around.proxy_port if is_lossy else around.port, _CONNECT_S)
@@ -142,7 +143,7 @@ async def _carrier_call(
     oracle = NativeOracle(
         around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
         frame_bytes=dialect.frame_bytes, reader=FrameReader(codec, rate_hz), slack_ns=slack_ms(dialect, late) * MS,
-        has_stalls=late == "stalling",
+        keeps_recorded=rate_hz == RATE_HZ and late != "stalling",
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
     media = CarrierLink(around, oracle, dialect, late=late, late_ms=late_ms, seed=call.seed)

@@ -26,8 +26,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 
 _PLAYS: tuple[dict[str, Any], ...] = (
     {}, {"loop": "until_speech"}, {"gain_db": -6}, {"stop": True}, {"stop": True},
-    {"under": True, "gain_db": -12}, {"under": True, "gain_db": -12},
-    {"url": "good"}, {"url": "slow"}, *({"url": kind} for kind in BAD),
+    *({"under": True, "gain_db": -12},) * 5, {"url": "good"}, {"url": "slow"}, *({"url": kind} for kind in BAD),
 )  # fmt: skip
 
 
