@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from torture.violations import Stops
 
 MS = 1_000_000
-_SURE_MS = 600
+SURE_MS = 600
 """A voice of this length must be noticed, with the `min_speech_ms` that scripts ask for."""
 _NOTICED_NS = 1000 * MS
 """By when it must be noticed, from its begin."""
@@ -16,6 +17,7 @@ _AFTER_NS = 3000 * MS
 """A voice that has ended may be told of so much later at most."""
 _SETTLED_NS = 300 * MS
 """Settings and speech that are older than this were there before the voice."""
+_MOST_LATE_MS = 100
 _DEFAULT_HOLD_OFF_MS = 500
 _MOST_MIN_SPEECH_MS = 200
 
@@ -23,7 +25,9 @@ _MOST_MIN_SPEECH_MS = 200
 @dataclass(slots=True)
 class _Voice:
     begin_ns: int
-    end_ns: int
+    end_ns: int | None
+    """None while it lasts."""
+    ms: int
     must_be_noticed: bool
     is_noticed: bool = False
 
@@ -31,8 +35,9 @@ class _Voice:
 class CallerRules:
     """One call. Each method gives what did not hold, "" if all holds."""
 
-    def __init__(self, stops: Stops) -> None:
+    def __init__(self, stops: Stops, sure_ms: int = SURE_MS) -> None:
         self._stops = stops
+        self._sure_ms = sure_ms
         self._voices: list[_Voice] = []
         self._settings: dict[str, Any] = {}
         self._settings_ns = 0
@@ -56,15 +61,22 @@ class CallerRules:
         self.was_armed |= self._is_armed
         self._must_interrupt = False
         for voice in self._voices:
-            if voice.end_ns + _NOTICED_NS > now_ns:
+            if voice.end_ns is None or voice.end_ns + _NOTICED_NS > now_ns:
                 voice.must_be_noticed = False
 
-    def speaks(self, begin_ns: int, ms: int) -> None:
+    def speaks(self, now_ns: int, ms: int) -> None:
         """The caller begins to speak, for so long."""
         is_short = self._settings.get("min_speech_ms", _MOST_MIN_SPEECH_MS) <= _MOST_MIN_SPEECH_MS
-        is_sure = self._is_armed and is_short and ms >= _SURE_MS and begin_ns - self._settings_ns > _SETTLED_NS
+        is_sure = self._is_armed and is_short and ms >= self._sure_ms and now_ns - self._settings_ns > _SETTLED_NS
         # A voice that goes on where the one before has ended is the same speech.
-        self._voices.append(_Voice(begin_ns, begin_ns + ms * MS, is_sure, self._is_speaking))
+        self._voices.append(_Voice(now_ns, None, ms, is_sure, self._is_speaking))
+
+    def spoke(self, now_ns: int) -> None:
+        """The caller has said it all. It may have taken longer than it should, and then nobody knows what is heard."""
+        voice = self._voices[-1]
+        voice.end_ns = now_ns
+        if now_ns - voice.begin_ns > (voice.ms + _MOST_LATE_MS) * MS:
+            voice.must_be_noticed = False
 
     def event(self, event: dict[str, Any], now_ns: int, speech_since_ns: int | None) -> str:
         """`caller` came. `speech_since_ns`: since when the caller has heard speech that goes on; None if that is not
@@ -116,9 +128,12 @@ class CallerRules:
         for voice in self._voices:
             lost_ns = self._stops.within(voice.begin_ns, voice.begin_ns + _NOTICED_NS)
             is_over = end_ns < voice.begin_ns + _NOTICED_NS + lost_ns
-            if voice.must_be_noticed and not voice.is_noticed and not is_over and not lost_ns:
-                wrong.append(f"the caller spoke for {(voice.end_ns - voice.begin_ns) // MS} ms, and no caller came")
+            is_whole = voice.end_ns is not None and not is_over and not lost_ns
+            if voice.must_be_noticed and not voice.is_noticed and is_whole:
+                wrong.append(f"the caller spoke for {voice.ms} ms, and no caller came")
         return wrong
 
-    def _latest_ns(self, voice: _Voice) -> int:
+    def _latest_ns(self, voice: _Voice) -> float:
+        if voice.end_ns is None:
+            return math.inf
         return voice.end_ns + _AFTER_NS + self._stops.within(voice.begin_ns, voice.end_ns + _AFTER_NS)

@@ -60,11 +60,13 @@ class CarrierLink(Link):
 
     async def caller_speaks(self, ms: int) -> None:
         """The caller says something, and is silent."""
-        begin_s = time.monotonic()
-        frames = frames_of_speech(self.dialect.codec, self.dialect.rate_hz, ms)
-        begun_ns = time.monotonic_ns()
-        for n, payload in enumerate(frames):
+        begin_s, n_voice = time.monotonic(), ms // PTIME_MS
+        for n, payload in enumerate(frames_of_speech(self.dialect.codec, self.dialect.rate_hz, ms)):
             await asyncio.sleep(max(0, begin_s + n * PTIME_MS / 1000 - time.monotonic()))
+            if n == 0:
+                self._oracle.caller_speaks(time.monotonic_ns(), ms)
+            elif n == n_voice:
+                self._oracle.caller_spoke(time.monotonic_ns())
             if self.closed.done():
                 return
             message = self.dialect.caller_audio(payload, self._at_ms)
@@ -73,8 +75,6 @@ class CarrierLink(Link):
                 self.send_raw(message, is_text=False)
             else:
                 self._telephone.tell(message)
-            if n == 0:
-                self._oracle.caller_speaks(begun_ns, ms)
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
         self._get(payload, is_text=True)
@@ -106,15 +106,15 @@ class _LinkTelephone(Telephone):
     def send(self, message: dict[str, object]) -> None:
         self._link.send(message)
 
-    def hear(self, payload: bytes, now_ns: int, *, in_file: bool) -> None:
+    def hear(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
         if self.dialect.is_filler(payload):
-            self.set_lateness(now_ns, in_file=in_file)
+            self.set_lateness(now_ns, in_file=came_ns is not None)
             self._oracle.played_frame("", 0, payload, now_ns)
             return
         n = self.dialect.frame_bytes
         for at in range(0, len(payload), n):
-            self.set_lateness(now_ns, in_file=in_file)
-            self._oracle.frame(payload[at : at + n], now_ns)
+            self.set_lateness(now_ns, in_file=came_ns is not None)
+            self._oracle.frame(payload[at : at + n], now_ns, came_ns)
         if self.dialect.pads:
             self._oracle.may_be_padded()
 
@@ -122,6 +122,11 @@ class _LinkTelephone(Telephone):
 def slack_ms(dialect: Dialect, late: str) -> int:
     """How much less is known of the place of this platform than of one that plays frame by frame."""
     return dialect.most_error_ms - PTIME_MS + (MOST_STALL_MS if late == "stalling" else 0)
+
+
+def prepare() -> None:
+    """Make the caller's voice, which takes a second, before calls need it."""
+    _speech()
 
 
 @lru_cache

@@ -334,6 +334,94 @@ def _bridge_joins_late() -> None:
     server_leg._connect = connect
 
 
+def _hears_no_caller() -> None:
+    """The caller's voice is not listened to, and the bot is not told."""
+    from telephony_tts.session.caller.talkspurt import TalkSpurt
+
+    TalkSpurt.feed = lambda self, *_what: None  # type: ignore[method-assign]
+
+
+def _caller_interrupts_nothing(effect: Effect) -> list[Effect]:
+    """What is said of an interruption is not what was done."""
+    is_end = isinstance(effect, m.CallerSpeech) and effect.interrupted is not None
+    return [replace(effect, interrupted=not effect.interrupted)] if is_end else [effect]  # type: ignore[type-var]
+
+
+def _caller_is_not_told(effect: Effect) -> list[Effect]:
+    """The bot does not learn that the caller has begun to speak."""
+    return [] if isinstance(effect, m.CallerSpeech) and effect.state == "speaking" else [effect]
+
+
+def _no_bed() -> None:
+    """A sound under the speech is silent."""
+    from telephony_tts.session.bed import Bed
+
+    healthy = Bed._next
+    Bed._next = lambda self, n: healthy(self, n) * 0  # type: ignore[method-assign]
+
+
+def _bed_stays() -> None:
+    """A sound under the speech goes on when it is stopped."""
+    from telephony_tts.session.bed import Bed
+
+    Bed.stop = lambda self: None  # type: ignore[method-assign]
+
+
+def _no_sound_error() -> None:
+    """Nothing is said about a sound that cannot be played."""
+    from telephony_tts.transport.call import Call
+
+    healthy = Call._to_bot
+
+    def to_bot(self: Call, event: m.ToBot) -> None:
+        if not (isinstance(event, m.ErrorEvent) and event.code == "bad_sound"):
+            healthy(self, event)
+
+    Call._to_bot = to_bot  # type: ignore[method-assign]
+
+
+def _long_message() -> None:
+    """Vonage gets two frames in one message."""
+    from telephony_tts.wire.vonage import VonageCodec
+
+    healthy = VonageCodec.encode
+
+    def encode(self: VonageCodec, message: m.ToMedia) -> Any:
+        return healthy(self, replace(message, payload=message.payload * 2) if type(message) is m.Frame else message)
+
+    VonageCodec.encode = encode  # type: ignore[method-assign]
+
+
+def _wrong_numbers() -> None:
+    """Genesys gets two messages with one number."""
+    from telephony_tts.wire.genesys import GenesysCodec
+
+    healthy = GenesysCodec.message
+
+    def message(self: GenesysCodec, kind: str, fields: dict[str, Any]) -> Any:
+        if kind == "event":
+            self._seq -= 1
+        return healthy(self, kind, fields)
+
+    GenesysCodec.message = message  # type: ignore[method-assign]
+
+
+def _recording_too_loud() -> None:
+    """A recording has other samples than were sent."""
+    from telephony_tts.recording.stereo import Mixer
+
+    healthy = Mixer._decode
+    Mixer._decode = lambda self, channel, piece: healthy(self, channel, piece) // 2  # type: ignore[method-assign]
+
+
+def _recording_header() -> None:
+    """The header of a recording promises too much."""
+    from telephony_tts.recording import writer
+
+    healthy = writer.header
+    writer.header = lambda n_samples: healthy(n_samples + 80)
+
+
 DEFECTS: dict[str, Defect] = {
     "second_end": Defect(v.ONE_END, _each(_second_end)),
     "no_end": Defect(v.ONE_END, _each(_no_end)),
@@ -350,6 +438,16 @@ DEFECTS: dict[str, Defect] = {
     "done_when_sent": Defect(v.DONE, _poll(_done_when_sent)),
     "started_late": Defect(v.ORDER, _poll(lambda _, effects: _started_late(effects))),
     "no_pong": Defect(v.ANSWERS, _each(_no_pong)),
+    "hears_no_caller": Defect(v.VOICE, _hears_no_caller, platform="twilio"),
+    "caller_interrupts_nothing": Defect(v.VOICE, _each(_caller_interrupts_nothing), platform="twilio"),
+    "caller_is_not_told": Defect(v.VOICE, _each(_caller_is_not_told), platform="twilio"),
+    "no_bed": Defect(v.SOUNDS, _no_bed),
+    "bed_stays": Defect(v.SOUNDS, _bed_stays),
+    "no_sound_error": Defect(v.SOUNDS, _no_sound_error),
+    "long_message": Defect(v.FRAMES, _long_message, platform="vonage"),
+    "wrong_numbers": Defect(v.ORDER, _wrong_numbers, platform="genesys"),
+    "recording_too_loud": Defect(v.RECORDINGS, _recording_too_loud, is_virtual=False),
+    "recording_header": Defect(v.RECORDINGS, _recording_header, is_virtual=False),
     "another_close_code": Defect(v.CLOSE, _another_close_code, is_virtual=False),
     "blocked": Defect(v.NEIGHBOUR, _on_clear(_blocked), is_virtual=False),
     "leak_task": Defect(v.LEAKS, _on_clear(_leak_task), is_virtual=False),

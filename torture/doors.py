@@ -20,6 +20,7 @@ from torture.joined_calls import JoinedCall
 from torture.letters import MS_PER_LETTER, FrameReader
 from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
+from torture.recordings import RATE_HZ
 from torture.script import Script
 from torture.surroundings import Surroundings
 from torture.vendor_doors import vendor_call
@@ -94,7 +95,7 @@ async def _native_call(
     oracle = NativeOracle(
         around.tally, around.stops, call=number, ptime_ms=options["ptime_ms"], frame_bytes=n_bytes,
         lead_ns=options["lead_ms"] * MS, reader=FrameReader(options["codec"], options["rate"]),
-        may_fail=around.may_fail, is_lossy=is_lossy,
+        may_fail=around.may_fail, is_lossy=is_lossy, keeps_recorded=options["rate"] == RATE_HZ,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
     await link.connect_in_time(around.proxy_port if is_lossy else around.port, _CONNECT_S)
@@ -107,6 +108,7 @@ async def _native_call(
         link.close()
         if not link.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=link.torn)
+            around.recorded += [(number, *each) for each in oracle.recorded]
     return True
 
 
@@ -147,6 +149,7 @@ async def _carrier_call(
     oracle = NativeOracle(
         around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
         frame_bytes=dialect.frame_bytes, reader=FrameReader(codec, rate_hz), slack_ns=slack_ms(dialect, late) * MS,
+        keeps_recorded=rate_hz == RATE_HZ and late != "stalling",
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
     media = CarrierLink(around, oracle, dialect, late=late, late_ms=late_ms, seed=call.seed)
@@ -170,13 +173,14 @@ async def _carrier_call(
             bot.reset()
         if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
-        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code != 1000:
+        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code not in (1000, None):
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg was closed with {media.close_code}, expected 1000")
     finally:
         bot.close()
         media.close()
         if not bot.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
+            around.recorded += [(number, *each) for each in oracle.recorded]
     return True
 
 

@@ -72,10 +72,10 @@ core to compute, so no seed chooses it."""
 _STEPS = {
     "say": 14, "text": 16, "last": 8, "flush": 3, "clear": 6, "clear_turn": 3, "mark": 9, "pause": 3, "resume": 4,
     "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
-    "ssml": 6, "config": 4, "play": 3, "dtmf": 2, "voice": 3,
+    "ssml": 6, "config": 4, "play": 5, "dtmf": 2, "voice": 3, "record": 4,
 }  # fmt: skip
 _NATIVE_ONLY = {
-    "pause", "resume", "pause_storm", "status", "invalid", "ssml", "config", "play", "dtmf", "voice",
+    "pause", "resume", "pause_storm", "status", "invalid", "ssml", "config", "play", "dtmf", "voice", "record",
 }  # fmt: skip
 """Clients of other vendors' protocols have no such messages."""
 INTERRUPTIONS = {

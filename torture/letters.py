@@ -61,6 +61,10 @@ class FrameReader:
             found = self._known[payload] = self._listen(payload)
         return found
 
+    def pcm(self, payload: bytes) -> bytes:
+        """The samples of a frame, 16 bits each."""
+        return self._samples(payload).astype("<i2").tobytes()
+
     def sounds(self, payload: bytes) -> bool:
         """Whether a frame is no silence."""
         return self._is_loud(self._samples(payload))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torture import violations as v
-from torture.caller_rules import CallerRules
+from torture.caller_rules import SURE_MS, CallerRules
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
 from torture.sound_rules import SoundRules
@@ -24,6 +24,8 @@ CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
 _HOUR_NS = 3_600_000 * MS
+_SURE_MS = 200
+"""So long a voice must be for the stand-in of the detector that calls on the virtual clock have."""
 _TONES_NS = 3000 * MS
 """The longest tones that are asked for."""
 _SURELY_HEARD_NS = 40 * MS
@@ -35,7 +37,15 @@ _MARK = re.compile('<mark name="([^"]*)"/>')
 _SLOWEST = 0.5
 _SOUND_S = 6.0
 """The longest sound that is played."""
-_WARNINGS = ("turn_ended", "empty_text", "dtmf_cleared", "dtmf_not_supported", "unknown_voice", "barge_in_unavailable")
+_WARNINGS = (
+    "turn_ended",
+    "empty_text",
+    "dtmf_cleared",
+    "dtmf_not_supported",
+    "unknown_voice",
+    "barge_in_unavailable",
+    "recording_unchanged",
+)
 _LOG_LINES = 2000
 
 
@@ -96,6 +106,10 @@ class TurnTrack:
     spoken: str = ""
     words: list[tuple[int, int, float, float]] = field(default_factory=list)
     """(from, to, start_ms, end_ms) of each word."""
+    recording: str = ""
+    """The file in which it is recorded from its first frame on."""
+    recorded: list[tuple[str, bytes]] = field(default_factory=list)
+    """(letter, frame) of what was sent then."""
     audible_ns: list[int] = field(default_factory=list)
     """With a media leg: when its audible frames came."""
 
@@ -120,7 +134,8 @@ class NativeOracle:
     the two delays messages, so places and times are not judged. `most_error_ns`: `played_frame` gives the place of each
     frame, and heard text may be wrong by this. `most_lost_ns`: so much may be lost when a turn goes on after a clear of
     another one. `slack_ns`: so much less is known of the place of the telephone side than of one that plays frame by
-    frame."""
+    frame. `keeps_recorded`: recordings hold speech as it was sent, because
+    they have its rate, and nothing stops in the middle of it."""
 
     def __init__(
         self,
@@ -140,6 +155,7 @@ class NativeOracle:
         most_error_ns: int | None = None,
         most_lost_ns: int = 0,
         slack_ns: int = 0,
+        keeps_recorded: bool = False,
     ) -> None:
         self._tally = tally
         self._stops = stops
@@ -162,8 +178,13 @@ class NativeOracle:
         """(which turn it would be, how many interruptions there were) of each request for tones. The server names the
         turns of tones, and says so when they start or end."""
         self._n_interruptions = 0
-        self._caller = CallerRules(stops)
+        self._caller = CallerRules(stops, _SURE_MS if is_exact else SURE_MS)
         self._sounds = SoundRules(stops)
+        self._recording = ""
+        """The file in which the call is recorded now."""
+        self.recorded: list[tuple[str, bytes]] = []
+        """(file, samples) of each turn that a recording must hold as it was sent."""
+        self._keeps_recorded = keeps_recorded
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -343,6 +364,8 @@ class NativeOracle:
             case "status":
                 self._checked(v.ANSWERS)
                 self._n_status -= 1
+            case "recording":
+                self._recording_changed(event)
             case "call":
                 self._sounds.joined(now_ns)
             case "hangup":
@@ -407,6 +430,7 @@ class NativeOracle:
             self._wrong(v.DONE, f"{turn.id} is done with {event['chars']} characters, sent {sorted(turn.lengths)}")
         if turn.spoken != _solid(turn.source[: event["chars"]]):
             self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
+        self._keep_recorded(turn, event)
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
         if self._most_error_ns is not None:
@@ -430,6 +454,32 @@ class NativeOracle:
         what = f"{turn.id} is done {left_ns / MS:.0f} ms before its last sample is played"
         self._suspect(v.DONE, what, left_ns - self._tolerance_ns(turn), turn, now_ns)
         self._over(turn, "done", now_ns)
+
+    def _keep_recorded(self, turn: TurnTrack, event: dict[str, Any]) -> None:
+        """What was sent of a turn without a gap, from its first tone to its last."""
+        # Between two messages of a text there may be a gap.
+        is_whole = not (turn.n_moves or turn.was_paused or turn.is_under_bed or event["underruns"])
+        is_whole = is_whole and len(turn.lengths) == 1 and not turn.n_sounds and not self._tones
+        if not (turn.recording and turn.recording == self._recording and is_whole and self._keeps_recorded):
+            return
+        at = [n for n, (letter, _) in enumerate(turn.recorded) if letter]
+        if at:
+            samples = b"".join(self._reader.pcm(frame) for _, frame in turn.recorded[at[0] : at[-1] + 1])
+            self.recorded.append((turn.recording, samples))
+
+    def _recording_changed(self, event: dict[str, Any]) -> None:
+        self._checked(v.RECORDINGS)
+        self._tally.counts[f"recording {event['state']}"] += 1
+        if event["state"] == "started":
+            if self._recording:
+                self._wrong(v.RECORDINGS, f"{event['file']} begins, and {self._recording} has not ended")
+            self._recording = event["file"]
+        else:
+            if event["file"] != self._recording:
+                self._wrong(v.RECORDINGS, f"{event['file']} ends, and {self._recording or 'none'} has begun")
+            if event["reason"] not in ("stopped", "call_ended", "disk_full"):
+                self._wrong(v.RECORDINGS, f"a recording ended with {event['reason']}")
+            self._recording = ""
 
     def _paused(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         self._tally.counts[f"paused by {event['reason']}"] += 1
@@ -506,7 +556,7 @@ class NativeOracle:
             self._checked(v.ANSWERS)
             if self._n_refusals[code] < 0:
                 self._wrong(v.ANSWERS, f"more warnings {code} than requests")
-        elif code not in _WARNINGS:
+        elif code not in _WARNINGS and not (self._is_exact and code == "recording_unavailable"):
             self._wrong(v.ANSWERS, f"warning {code}: {event['message']}")
 
     def _over(self, turn: TurnTrack, end: str, now_ns: int) -> None:
@@ -525,8 +575,8 @@ class NativeOracle:
 
     # ------------------------------------------------------------------- audio
 
-    def frame(self, payload: bytes, now_ns: int) -> None:
-        """A frame of speech came, on whichever leg has the audio."""
+    def frame(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
+        """A frame of speech came, on whichever leg has the audio. `came_ns`: it came then, and is played now."""
         self._tally.counts["frames"] += 1
         self._checked(v.FRAMES)
         if len(payload) != self._frame_bytes:
@@ -550,7 +600,7 @@ class NativeOracle:
             self._speaking = turn
         if self._has_media:
             if letter:
-                turn.audible_ns.append(now_ns)
+                turn.audible_ns.append(now_ns if came_ns is None else came_ns)
         elif not turn.is_live:
             self._wrong(v.SILENCE, f"audio of {turn.id} after its {turn.end}")
             return
@@ -567,16 +617,22 @@ class NativeOracle:
         self._last_frame_ns = now_ns
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
+        if turn.n_frames == 1:
+            turn.recording = self._recording
+        if turn.recording:
+            turn.recorded.append((letter, payload))
         self._check_pace(turn, now_ns)
 
     def _note_sound(self, letter: str, payload: bytes, now_ns: int) -> None:
-        self._sounds.played_until(self.player.end_ns)
+        sounds = bool(letter) or self._reader.sounds(payload)
+        if sounds:
+            self._sounds.played_until(self.player.end_ns)
         if letter:
             self._sounds.letter()
             return
         live = [turn for turn in self.turns.values() if turn.is_live]
         self._sounds.frame(
-            now_ns, sounds=self._reader.sounds(payload), is_spoken=bool(live),
+            now_ns, sounds=sounds, is_spoken=bool(live),
             may_be_other=bool(self._tones) or any(turn.n_sounds or not turn.letter for turn in live),
         )  # fmt: skip
 
@@ -775,6 +831,10 @@ class NativeOracle:
         self._note(begin_ns, ">", f"{ms} ms of voice")
         self._tally.counts["caller speaks"] += 1
         self._caller.speaks(begin_ns, ms)
+
+    def caller_spoke(self, now_ns: int) -> None:
+        """The caller has said it all."""
+        self._caller.spoke(now_ns)
 
     def _speech_since_ns(self, now_ns: int) -> int | None:
         """Since when the caller has heard speech that goes on for some time yet. None if that is not so, or if a

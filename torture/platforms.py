@@ -148,11 +148,11 @@ class Platform(Telephone):
         if not self.left.done():
             self._leg.on_message(json.dumps(message).encode(), True)
 
-    def hear(self, payload: bytes, now_ns: int, *, in_file: bool) -> None:
+    def hear(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
         at = 0
         while at < len(payload):
             sent = self._gathered.popleft() if self._gathered else _SentFrame("", 0, len(payload) - at)
-            self.set_lateness(now_ns, in_file=in_file)
+            self.set_lateness(now_ns, in_file=came_ns is not None)
             self._oracle.played_frame(sent.turn, sent.place_ns, payload[at : at + sent.n_bytes], now_ns)
             at += sent.n_bytes
 

@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack
 
 from standstill import Standstills, standstills
 
-from torture import nemesis
+from torture import carriers, nemesis
 from torture import violations as v
 from torture.bad_network import bad_network
 from torture.doors import run_call
 from torture.histories import CARRIERS, COSYVOICE2, HTTP_DOORS, JOINED, VENDORS, CallHistory, Round, Step, make_call
+from torture.recordings import judge_recordings
 from torture.subject import Holdings, Subject
 from torture.surroundings import Surroundings, watch_lag
 from torture.violations import Stops, Tally, Violation
@@ -28,6 +29,8 @@ _FOREIGN_FILES = (".ses",)
 """A file of onnxruntime, one for all its processes."""
 _QUIET_S = 8.0
 _CLOSED_S = 3.0
+_WRITTEN_S = 0.3
+"""The thread that writes recordings has written all by then, when no call lives."""
 _WARM_DOORS = ("native", *CARRIERS, *VENDORS, *HTTP_DOORS, JOINED)
 _WARM_SEEDS = (24, 40)
 """Of calls that say little and do not wait. They end in different ways."""
@@ -56,6 +59,8 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
     )
+    if any(call.door in CARRIERS for call in whole.calls):
+        carriers.prepare()
     begin_ns = time.monotonic_ns()
     with watching_cores(lambda: [os.getpid(), *subject.pids()], stops), standstills() as machine:
         async with AsyncExitStack() as stack:
@@ -71,6 +76,9 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
             finally:
                 lag.cancel()
                 watch.cancel()
+    await quiet(subject)
+    await asyncio.sleep(_WRITTEN_S)
+    judge_recordings(subject.recordings, around.recorded, around.tally, was_killed=around.may_break)
     around.tally.counts["rounds"] += 1
     around.tally.counts[f"rounds {whole.shape}"] += 1
     around.tally.counts["stops ms"] += stops.total_ns // MS
@@ -119,14 +127,12 @@ async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> 
 
 
 async def warm_up(subject: Subject) -> Holdings:
-    """One call through each door, and what the server holds after them."""
+    """Two calls through each door, one after the other, and what the server holds after them."""
     around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port, sounds_url=subject.sounds.url)
     doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot", "far_engine")}.get(
         subject.shape, _WARM_DOORS
     )
-    for n in range(2):
-        calls = (make_call(n, (door,), n_steps=3) for door in doors)
-_WARM_SEEDS):
+    for n, seed in enumerate(_WARM_SEEDS):
         calls = (make_call(seed, (door,), n_steps=1) for door in doors)
         await asyncio.gather(*(run_call(call, n, around) for call in (*calls, *[_WARM_CALL] * 4)))
     await quiet(subject)

@@ -13,8 +13,8 @@ from torture.letters import markup, sentence
 from torture.oracle import NativeOracle
 from torture.sound_server import BAD, PATH
 
-SOUND = "ringback"
-"""A sound that each server under test has."""
+SOUND, BED = "ringback", "hold"
+"""Sounds that each server under test has. The second one has no pauses."""
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"speed": 1.0}, {"speed": 1.5}, {"speed": 0.8}, {"voice": "tone"}, {"lang": "en"}, {"lang": "zh"}, {"seed": 7},
     {"barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 0},
@@ -26,8 +26,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 
 _PLAYS: tuple[dict[str, Any], ...] = (
     {}, {"loop": "until_speech"}, {"gain_db": -6}, {"stop": True}, {"stop": True},
-    {"under": True, "gain_db": -12}, {"under": True, "gain_db": -12},
-    {"url": "good"}, {"url": "slow"}, *({"url": kind} for kind in BAD),
+    *({"under": True, "gain_db": -12},) * 5, {"url": "good"}, {"url": "slow"}, *({"url": kind} for kind in BAD),
 )  # fmt: skip
 
 
@@ -167,7 +166,7 @@ class Script:
             return
         if "under" in how:
             in_turn = {"turn": turn} if turn is not None and self._choose.random() < 0.3 else {}
-            self.send({"type": "play", "name": SOUND, **how, **in_turn})
+            self.send({"type": "play", "name": BED, **how, **in_turn})
             return
         what = {"name": SOUND}
         if "url" in how:

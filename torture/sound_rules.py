@@ -32,6 +32,7 @@ class SoundRules:
         self._bed_ns: int | None = None
         """Since when a sound under the speech is wanted."""
         self._bed_turn = ""
+        self._n_beds = 0
         self._had_bed_until_ns = 0
         self._must_sound_ns = 0
         """From then on the sound has to be heard, if nothing is spoken."""
@@ -52,6 +53,7 @@ class SoundRules:
             self._may_sound_ns = now_ns + _ENDS_NS
         elif message.get("under"):
             self.silent_until(now_ns, is_spoken=False)
+            self._n_beds += 1
             self._bed_ns, self._bed_turn = now_ns, message.get("turn", "")
             self._must_sound_ns = now_ns + _BEGINS_NS
         elif "url" in message:
@@ -65,7 +67,8 @@ class SoundRules:
 
     def not_possible(self) -> None:
         """The leg cannot have sounds under the speech."""
-        if self._bed_ns is None:
+        self._n_beds -= 1
+        if self._n_beds < 0:
             self.wrong.append("bed_not_supported came, and no sound under the speech was wanted")
         self._bed_ns = None
 

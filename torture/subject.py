@@ -74,6 +74,7 @@ class Subject:
         self._asterisk_stack = ExitStack()
         self._stack = ExitStack()
         self._logs: list[Path] = []
+        self.recordings = self.folder / "recordings"
         (self.folder / "tmp").mkdir()
         (self.folder / "inside").mkdir()
 
@@ -90,7 +91,8 @@ class Subject:
 
     def _start(self) -> None:
         self.sounds = self._stack.enter_context(SoundServer())
-        settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}"]
+        settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}",
+                    f"recordings.folder={self.recordings}", "recordings.keep_mb=0"]  # fmt: skip
         flags: list[str] = []
         if self.shape == "engine":
             self.start_engine()
@@ -102,8 +104,8 @@ class Subject:
         if self.shape == "small":
             flags = ["--descriptors", str(_DESCRIPTORS)]
             if (disk := small_disk(self.folder / "disk")) is not None:
-                self.disk = disk
-                settings += [f"recordings.folder={disk}", "recordings.calls=all", "recordings.keep_mb=0"]
+                self.disk = self.recordings = disk
+                settings += [f"recordings.folder={disk}", "recordings.calls=all"]
         prefix: Sequence[str] = ()
         if self.shape == "names":
             prefix, self.names = self._stack.enter_context(own_resolver(self.folder / "resolv.conf"))

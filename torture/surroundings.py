@@ -40,6 +40,8 @@ class Surroundings:
     """The server may have no room for a new connection."""
     may_break: bool = False
     """A process that holds calls is killed, so that connections break."""
+    recorded: list[tuple[int, str, bytes]] = field(default_factory=list)
+    """(call, file, samples) of what recordings must hold."""
     crashes: list[str] = field(default_factory=list)
     """Errors of our own clients."""
 

@@ -30,7 +30,8 @@ class Telephone:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """The marks that were not reached."""
         self._file: asyncio.TimerHandle | None = None
-        self._files: deque[tuple[str, bytes]] = deque()
+        self._files: deque[tuple[str, bytes, int]] = deque()
+        """(number, audio, when it came) of each file that was not played."""
         self._is_playing = False
         self._begin: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
@@ -39,8 +40,9 @@ class Telephone:
         """Send this to the server, if there still is a connection."""
         raise NotImplementedError
 
-    def hear(self, payload: bytes, now_ns: int, *, in_file: bool) -> None:
-        """Give the frames of this audio to the oracle, each after `set_lateness`."""
+    def hear(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
+        """Give the frames of this audio to the oracle, each after `set_lateness`. `came_ns`: it is a file, which came
+        then, and is played now."""
         raise NotImplementedError
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -60,7 +62,7 @@ class Telephone:
             case "audio":
                 self._play(read.value, now_ns)
             case "file":
-                self._files.append(read.value)
+                self._files.append((*read.value, now_ns))
                 if len(self._files) == 1:
                     self._begin_file()
             case "mark":
@@ -98,7 +100,7 @@ class Telephone:
 
     def _play(self, payload: bytes, now_ns: int) -> None:
         self.dialect.check_audio(payload)
-        self.hear(payload, now_ns, in_file=False)
+        self.hear(payload, now_ns)
         if isinstance(self.dialect, Genesys):
             self._tell_genesys(self.dialect, now_ns)
 
@@ -121,17 +123,17 @@ class Telephone:
         self._file = self._loop.call_later(self._late.begin_ns() / S, self._play_file)
 
     def _play_file(self) -> None:
-        number, audio = self._files[0]
+        number, audio, came_ns = self._files[0]
         player, now_ns, dialect = self._oracle.player, self._now_ns(), self.dialect
         assert isinstance(dialect, FreeSwitch)
         self.tell(dialect.playback("playing", number))
         if not self._files or self._files[0][0] != number:
             return
-        self.hear(audio, now_ns, in_file=True)
+        self.hear(audio, now_ns, came_ns)
         self._file = self._loop.call_later(max(0, player.end_ns - now_ns) / S, self._file_over)
 
     def _file_over(self) -> None:
-        number, _ = self._files.popleft()
+        number, *_ = self._files.popleft()
         if self._files:
             self._begin_file()
         dialect = self.dialect

@@ -114,6 +114,7 @@ class VirtualLink:
         for _ in range(0, ms, 20):
             self._call.receive(MediaAudio(self.hears))
             await asyncio.sleep(0.02)
+        self._oracle.caller_spoke(clock())
 
     def telephone_errs(self, n: int) -> None:
         """Platforms on the virtual clock make no mistakes."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from telephony_tts.session.bed import Bed
+from telephony_tts.session.caller.talkspurt import TalkSpurt
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
+from telephony_tts.transport.call import Call
+from telephony_tts.wire.genesys import GenesysCodec
+from telephony_tts.wire.vonage import VonageCodec
 from torture.defects import DEFECTS, plant
 from torture.dialects import DIALECTS
 from torture.violations import Tally
@@ -17,7 +22,8 @@ VIRTUAL = sorted(name for name, defect in DEFECTS.items() if defect.is_virtual)
 
 PATCHED = (
     (Session, "poll"), (Session, "close"), (Sender, "send_due"), (Playhead, "n_played_frames"), (Playhead, "_place"),
-    (Playhead, "ask_for_report"),
+    (Playhead, "ask_for_report"), (TalkSpurt, "feed"), (Bed, "_next"), (Bed, "stop"), (VonageCodec, "encode"),
+    (GenesysCodec, "message"), (Call, "_to_bot"),
 )  # fmt: skip
 
 

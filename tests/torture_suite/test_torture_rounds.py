@@ -92,6 +92,30 @@ def test_an_incomplete_answer_and_a_name_that_stays_taken_are_found() -> None:
     assert {DEFECTS[name].check for name in names} <= {each.check for each in found}
 
 
+def test_a_recording_with_other_samples_and_one_with_a_wrong_header_are_found() -> None:
+    """Each call is recorded from its begin, and says a turn that nothing interrupts."""
+    steps = (Step(0, "record", 2), Step(400, "say", 3), Step(0, "say", 2))
+    calls = [
+        replace(call, steps=steps, end="close") for call in of_doors(7, ("twilio", "vonage", "genesys"), late="fixed")
+    ]
+    whole = [Round(7, n, "one", tuple(calls), ()) for n in range(2)]
+    healthy = tried(whole[:1]).tally
+    assert healthy.violations == []
+    assert healthy.counts["recordings"] == len(calls) and healthy.n_checked[v.RECORDINGS] > 4 * len(calls)
+    for name in ("recording_too_loud", "recording_header"):
+        found = tried(whole[1:], name).tally.violations
+        assert {each.check for each in found} == {DEFECTS[name].check}, found
+
+
+def test_a_callers_voice_interrupts_on_real_sockets() -> None:
+    steps = (Step(0, "listen"), Step(0, "say", 5), Step(900, "voice", 4), Step(2000, "say", 1))
+    doors = ("exotel", "vonage", "genesys", "jambonz", "freeswitch", "native media")
+    calls = [replace(call, steps=steps, end="close") for call in of_doors(7, doors, late="fixed", delay_ms=0)]
+    tally = tried([Round(7, 1, "one", tuple(calls), ())]).tally
+    assert tally.violations == []
+    assert tally.counts["caller speaks"] == len(doors) and tally.counts["cleared by barge_in"] > len(doors) - 2
+
+
 def test_a_lookup_that_stops_all_calls_is_found() -> None:
     whole = Round(7, 1, "names", tuple(of_doors(7, ("no_bot", "native", "no_bot"))), ())
     found = tried([whole], "names_block").tally.violations
@@ -156,7 +180,7 @@ def test_objects_that_calls_leave_behind_are_found() -> None:
 
 def test_all_defects_are_tried_here_or_on_the_virtual_clock() -> None:
     others = {*DISTURBANCES, *LEAKS} | {
-        "leak_session", "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks", "bridge_joins_late",
-        "ends_other_calls", "finds_engine_late",
+        "leak_session", "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks",
+        "bridge_joins_late", "ends_other_calls", "finds_engine_late", "recording_too_loud", "recording_header",
     }  # fmt: skip
     assert {name for name, defect in DEFECTS.items() if not defect.is_virtual} == others

@@ -19,7 +19,7 @@ FRAME = b"\x55" * 160
 
 
 class GenesysLine:
-    """A leg between a pretended socket and a pretended call. `sent` has (when, milliseconds of audio) of each message."""
+    """A leg between a pretended socket and a pretended call. `sent` has (when, ms of audio) of each message."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []

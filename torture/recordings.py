@@ -1,0 +1,70 @@
+"""Judges the recordings that a round has left: any reader must take them, and they must hold what was sent."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from torture import violations as v
+from torture.violations import Tally, Violation
+
+RATE_HZ = 8000
+_HEADER_BYTES = 44
+_FRAME_BYTES = 4
+_COMPLETE = ("stopped", "call_ended", "max_s")
+
+
+def judge_recordings(
+    folder: Path, recorded: Iterable[tuple[int, str, bytes]], tally: Tally, *, was_killed: bool
+) -> None:
+    """Judge and remove all recordings of `folder`. `recorded` has (call, file, samples) of speech that was sent while a
+    call was recorded. `was_killed`: a process may not have written the end of its recordings."""
+    right: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.wav")):
+        tally.n_checked[v.RECORDINGS] += 1
+        tally.counts["recordings"] += 1
+        try:
+            right[path.name] = _judged(path, was_killed=was_killed)
+        except (OSError, EOFError, ValueError, LookupError, wave.Error) as error:
+            tally.violations.append(Violation(v.RECORDINGS, f"{path.name}: {error or type(error).__name__}"))
+        for each in (path, path.with_suffix(".jsonl")):
+            each.unlink(missing_ok=True)
+    for call, name, samples in recorded:
+        tally.n_checked[v.RECORDINGS] += 1
+        if name not in right:
+            if not was_killed:
+                tally.violations.append(Violation(v.RECORDINGS, f"{name} is not there", call))
+        elif right[name] and samples not in right[name]:
+            what = f"{name} does not hold a turn of {len(samples) * 1000 // 2 // RATE_HZ} ms as it was sent"
+            tally.violations.append(Violation(v.RECORDINGS, what, call))
+
+
+def _judged(path: Path, *, was_killed: bool) -> bytes:
+    """What was heard in this recording; empty if it ended before its call. Raises ValueError for what is wrong."""
+    with wave.open(str(path), "rb") as file:
+        form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
+        n_samples = file.getnframes()
+        content = file.readframes(n_samples)
+    if form != (2, 2, RATE_HZ):
+        raise ValueError(f"it has (channels, bytes, rate) {form}")
+    n_bytes = path.stat().st_size - _HEADER_BYTES
+    if len(content) != n_samples * _FRAME_BYTES or n_bytes < len(content):
+        raise ValueError(f"its header promises {n_samples * _FRAME_BYTES} bytes of {n_bytes}")
+    lines = path.with_suffix(".jsonl").read_bytes().split(b"\n")
+    if was_killed:
+        lines = lines[:-1]  # a line that is not complete
+    rows = [json.loads(line) for line in lines if line]
+    last = rows[-1] if rows else {}
+    if not was_killed:
+        if not rows or rows[0]["type"] != "recording" or last["type"] != "ended":
+            raise ValueError(f"its timeline does not begin and end as it should: {str(last)[:100]}")
+        is_complete = last["reason"] in _COMPLETE
+        if is_complete and (n_bytes != len(content) or abs(last["length_ms"] - n_samples * 1000 // RATE_HZ) > 1):
+            told_ms = last["length_ms"]
+            raise ValueError(f"it has {n_samples} samples in {n_bytes} bytes, and its timeline {told_ms} ms")
+    is_whole = last.get("type") == "ended" and last["reason"] in _COMPLETE
+    return np.frombuffer(content, "<i2")[1::2].tobytes() if is_whole else b""
