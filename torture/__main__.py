@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   python -m torture soak --calls 10000            the core of the server on a virtual clock: hours in minutes
   python -m torture recovery --kills 5            how soon speech is back after kill -9, and which calls are lost
   python -m torture soak --real --minutes 5       the memory of a real server
+  python -m torture soak --real --short --shape fronts --per-round 500    of two fronts, with many short calls
   python -m torture heard --calls 5000            what counts as heard, with telephone platforms that play late
 """
 
@@ -53,6 +54,7 @@ def main() -> int:
     flags.add_argument("--no-shrink", action="store_true", help="do not make failing rounds short")
     flags.add_argument("--calls", type=int, default=1000, help="soak and heard: so many calls (default 1000)")
     flags.add_argument("--real", action="store_true", help="soak: call a real server for --minutes instead")
+    flags.add_argument("--short", action="store_true", help="soak --real: calls end when their speech has begun")
     flags.add_argument("--call-minutes", type=float, default=10, help="soak: the length of a call (default 10)")
     flags.add_argument("--processes", type=int, default=1, help="soak and heard: so many processes (default 1)")
     flags.add_argument("--kills", type=int, default=3, help="recovery: how often each process is killed (default 3)")

@@ -81,13 +81,15 @@ def run_server_soak(chosen: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     shape = chosen.shape or "one"
     tally, memories = soak_server(
-        shape, chosen.seed, chosen.per_round, lambda n: time.monotonic() < begun_s + chosen.minutes * 60
-    )
+        shape, chosen.seed, chosen.per_round, lambda n: time.monotonic() < begun_s + chosen.minutes * 60,
+        are_short=chosen.short,
+    )  # fmt: skip
     figures = {
         "calls": tally.counts["calls"], "turns": tally.counts["turns"], "rounds": tally.counts["rounds"],
         "seconds": round(time.monotonic() - begun_s),
     }  # fmt: skip
-    table(f"a real server, {shape}", ("what", "n"), list(figures.items()))
+    kind = f"{shape}, short calls" if chosen.short else shape
+    table(f"a real server, {kind}", ("what", "n"), list(figures.items()))
     told = {memory.name: memory.figures() for memory in memories}
     for name, of_process in told.items():
         shown = [(what, value) for what, value in of_process.items() if what != "resident_kib"]
@@ -95,7 +97,7 @@ def run_server_soak(chosen: argparse.Namespace) -> int:
     for each in tally.violations[:8]:
         print(f"  {each.check}: {each.what}")
     if chosen.json is not None:
-        report.save(chosen, f"server soak, {shape}", {
+        report.save(chosen, f"server soak, {kind}", {
             "held": not tally.violations, "figures": figures, "memory": told, "checks": report.checks(tally),
             "found": [f"{each.check}: {each.what}" for each in tally.violations[:20]],
         })  # fmt: skip
@@ -103,12 +105,14 @@ def run_server_soak(chosen: argparse.Namespace) -> int:
 
 
 def soak_server(
-    shape: str, seed: int, n_calls: int, goes_on: Callable[[int], bool], defects: Sequence[str] = ()
-) -> tuple[Tally, list[ProcessMemory]]:
+    shape: str, seed: int, n_calls: int, goes_on: Callable[[int], bool], defects: Sequence[str] = (), *,
+    are_short: bool = False,
+) -> tuple[Tally, list[ProcessMemory]]:  # fmt: skip
     """Rounds of `n_calls` without faults, as long as `goes_on(number)`. What did not hold, and the memory of each
     process after each round."""
     from torture.round_run import judge_rest, run_round, warm_up
     from torture.runner import in_loop
+    from torture.short_calls import run_short_calls
     from torture.subject import Subject
 
     tally, number = Tally(), 0
@@ -116,8 +120,13 @@ def soak_server(
         before = in_loop(warm_up(subject))
         memories = {pid: ProcessMemory(name, n_calls) for name, pid in _numbered(subject.processes()).items()}
         while goes_on(number):
-            whole = make_round(seed, number, shape=shape, n_calls=n_calls, seconds=_ROUND_S, most_steps=_ROUND_STEPS)
-            found = in_loop(run_round(only(whole, list(whole.calls), []), subject))
+            if are_short:
+                found = in_loop(run_short_calls(shape, subject.port, subject.media_port, n_calls))
+            else:
+                whole = make_round(
+                    seed, number, shape=shape, n_calls=n_calls, seconds=_ROUND_S, most_steps=_ROUND_STEPS
+                )
+                found = in_loop(run_round(only(whole, list(whole.calls), []), subject))
             in_loop(judge_rest(subject, before, found))
             for pid, memory in memories.items():
                 if (told := subject.look_inside(pid)) is None:

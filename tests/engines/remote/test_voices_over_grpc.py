@@ -180,7 +180,7 @@ def test_a_front_remembers_a_bounded_number_of_voices_that_were_made_for_one_req
     keeper.engine = EngineOfPrompts()
 
     async def found(engine: RemoteEngine, name: str) -> Voice:
-        while (voice := engine.find_voice(name)) is None:
+        while (voice := engine.find_voice(name)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
         return voice
 
