@@ -329,7 +329,8 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
         try:
             await asyncio.sleep(ms / 1000)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         again_ns = time.monotonic_ns()
         await _until(lambda: all(c.is_lost or c.audio_ns > again_ns for c in calls), "all calls speak on")  # noqa: B023
         spoke_ns = max(call.audio_ns for call in calls)
