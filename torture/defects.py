@@ -6,12 +6,13 @@ Most of them change what a session gives to its call: the list of effects of `Se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -37,6 +38,8 @@ class Defect:
     """Whether a session alone shows it, on a virtual clock."""
     is_of_bridge: bool = False
     """Whether it is planted into the bridge in place of the server."""
+    door: str = ""
+    """The door through which it is found, where others cannot show it."""
     platform: str = ""
     """The telephone platform, of `torture.platforms`, behind which it shows. "": no platform is needed."""
 
@@ -303,6 +306,229 @@ def _ends_other_calls() -> None:
     Call.join_bot, Call.media_left = join_bot, media_left  # type: ignore[method-assign]
 
 
+def _flux_place() -> None:
+    """Half a second more counts as heard."""
+    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+
+    healthy = DeepgramFlux._interrupted
+
+    def interrupted(self: DeepgramFlux, cleared: dict[str, m.Cleared], offset_ms: int | None) -> Any:
+        moved = {key: replace(each, heard_ms=each.heard_ms + 500) for key, each in cleared.items()}
+        return healthy(self, moved, offset_ms)
+
+    DeepgramFlux._interrupted = interrupted  # type: ignore[method-assign]
+
+
+def _flux_second_end() -> None:
+    """Every speech ends twice."""
+    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+
+    healthy = DeepgramFlux._over
+
+    def over(self: DeepgramFlux, *what: Any, **how: Any) -> Any:
+        for wire in healthy(self, *what, **how):
+            yield wire
+            if isinstance(wire, tuple) and b'"SpeechMetadata"' in wire[0]:
+                yield wire
+
+    DeepgramFlux._over = over  # type: ignore[method-assign]
+
+
+def _flux_late_audio() -> None:
+    """Audio of an interrupted speech comes behind the answer."""
+    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+    from telephony_tts.wire.vendor import Reply
+
+    audio, interrupt = DeepgramFlux.audio, DeepgramFlux._interrupt
+    last: dict[int, Any] = {}
+
+    def keep(self: DeepgramFlux, *what: Any) -> Any:
+        for wire in audio(self, *what):
+            last[id(self)] = wire
+            yield wire
+
+    def resend(self: DeepgramFlux, *what: Any) -> Any:
+        yield from interrupt(self, *what)
+        if (wire := last.get(id(self))) is not None:
+            yield Reply(wire)
+
+    DeepgramFlux.audio, DeepgramFlux._interrupt = keep, resend  # type: ignore[method-assign]
+
+
+def _flux_no_answer() -> None:
+    """A change of the settings is not answered."""
+    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+
+    DeepgramFlux._configure = lambda *_: ()  # type: ignore[method-assign]
+
+
+def _unusable_ends_well() -> None:
+    """A message that cannot be used closes the connection as if all were well."""
+    from telephony_tts.wire import deepgram
+    from telephony_tts.wire.vendor import CloseSocket
+
+    deepgram.failure = lambda invalid: CloseSocket(1000, "closed")
+
+
+def _audio_of_no_task() -> None:
+    """Some audio is sent without the message that says of which task it is."""
+    from telephony_tts.wire.dashscope import DashScopeTasks
+
+    healthy = DashScopeTasks.audio
+    numbers = itertools.count()
+
+    def audio(self: DashScopeTasks, *what: Any) -> Any:
+        wires = list(healthy(self, *what))
+        return wires[-1:] if next(numbers) % 3 == 2 else wires
+
+    DashScopeTasks.audio = audio  # type: ignore[method-assign]
+
+
+def _sentences_untold() -> None:
+    """The client does not get to know what was spoken."""
+    from telephony_tts.wire.dashscope import DashScopeTasks
+
+    healthy = DashScopeTasks.event
+
+    def event(self: DashScopeTasks, event: Any) -> Any:
+        return () if isinstance(event, m.SentenceSpoken) else healthy(self, event)
+
+    DashScopeTasks.event = event  # type: ignore[method-assign]
+
+
+def _characters_twice() -> None:
+    """Each piece of an alignment has its characters twice."""
+    from telephony_tts.wire import elevenlabs
+
+    healthy = elevenlabs._alignment
+    elevenlabs._alignment = lambda text, spans_ms: healthy(text * 2, [*spans_ms, *spans_ms])
+
+
+def _text_closes_wrongly() -> None:
+    """Behind the last text the connection is closed with another code."""
+    from telephony_tts.wire.elevenlabs import ElevenLabsStream
+    from telephony_tts.wire.vendor import CloseSocket
+
+    healthy = ElevenLabsStream._finals
+
+    def finals(self: ElevenLabsStream, *what: Any) -> Any:
+        for wire in healthy(self, *what):
+            yield CloseSocket(1001, "going away") if isinstance(wire, CloseSocket) else wire
+
+    ElevenLabsStream._finals = finals  # type: ignore[method-assign]
+
+
+def _joined_goes_on() -> None:
+    """A request whose client is gone is spoken to its end."""
+    from telephony_tts.http_api.call_bot import HttpBot
+
+    healthy = HttpBot.leave
+    HttpBot.leave = lambda self, response: healthy(self, None)  # type: ignore[method-assign]
+
+
+def _joined_is_short() -> None:
+    """The response is half as long as the speech."""
+    from telephony_tts.http_api.call_bot import TurnResponse
+
+    healthy = TurnResponse.add_silence
+    TurnResponse.add_silence = lambda self, ms: healthy(self, ms // 2)  # type: ignore[method-assign]
+
+
+def _joined_out_of_order() -> None:
+    """The first request of a call waits, and later ones are spoken before it."""
+    from telephony_tts.http_api.speech import SpeechStreams
+
+    healthy = SpeechStreams._join
+    begun: set[str] = set()
+
+    @asynccontextmanager
+    async def join(self: SpeechStreams, call: str, *what: Any) -> Any:
+        if call not in begun:
+            begun.add(call)
+            await asyncio.sleep(0.7)
+        async with healthy(self, call, *what) as audio:
+            yield audio
+
+    SpeechStreams._join = join  # type: ignore[method-assign, assignment]
+
+
+def _joined_gives_up_early() -> None:
+    """A call does not wait for its telephone as long as the settings say."""
+    from telephony_tts.http_api.call_bot import HttpBot
+
+    healthy = HttpBot.join
+    HttpBot.join = lambda self, claim_s: healthy(self, claim_s / 3)  # type: ignore[method-assign]
+
+
+def _other_code_if_taken() -> None:
+    """A bot whose call has another one is not told so."""
+    from telephony_tts.transport.connection import CallConnection
+
+    healthy = CallConnection.end
+
+    def end(self: CallConnection, code: int, reason: str, *more: Any) -> None:
+        healthy(self, 1000 if code == 4409 else code, reason, *more)
+
+    CallConnection.end = end  # type: ignore[method-assign]
+
+
+def _engine_names_block() -> None:
+    """The name of an engine is looked up by the event loop."""
+    import socket
+
+    from telephony_tts.engines.others.http_speech import HttpSpeech
+
+    healthy = HttpSpeech.speak
+
+    def speak(self: HttpSpeech, *what: Any) -> Any:
+        with suppress(OSError):
+            socket.getaddrinfo("voices.torture.example", 9)
+        return healthy(self, *what)
+
+    HttpSpeech.speak = speak  # type: ignore[method-assign]
+
+
+def _error_kept_back() -> None:
+    """A turn whose engine cannot be found ends some seconds too late."""
+    from telephony_tts.engines.others.other_engine import OtherEngine
+    from telephony_tts.errors import EngineError
+
+    healthy = OtherEngine._read_again_if_lost
+
+    async def read(self: OtherEngine, *what: Any) -> None:
+        try:
+            await healthy(self, *what)
+        except EngineError:
+            await asyncio.sleep(6)
+            raise
+
+    OtherEngine._read_again_if_lost = read  # type: ignore[method-assign]
+
+
+def _waits_after_restart() -> None:
+    """CosyVoice2 speaks late when its process was started again."""
+    from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost
+
+    healthy = ProcessHost.wait_ready
+
+    async def wait_ready(self: ProcessHost, **how: Any) -> None:
+        await healthy(self, **how)
+        if self._n_restarts:
+            await asyncio.sleep(3)
+
+    ProcessHost.wait_ready = wait_ready  # type: ignore[method-assign]
+
+
+def _gives_up_stopped() -> None:
+    """CosyVoice2's process is given up when it says nothing for a moment."""
+    from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost, _HostState
+
+    healthy = ProcessHost._silence_s.fget  # type: ignore[attr-defined]
+    ProcessHost._silence_s = property(  # type: ignore[assignment]
+        lambda self: 0.4 if self._state is _HostState.READY and not self._n_restarts else healthy(self)
+    )
+
+
 def _finds_engine_late() -> None:
     """A server connects to an engine that is back after two seconds."""
     from telephony_tts.engines.remote import connection
@@ -464,6 +690,24 @@ DEFECTS: dict[str, Defect] = {
     "http_leaves_out": Defect(v.DONE, _http_leaves_out, is_virtual=False),
     "ends_other_calls": Defect(v.RECOVERY, _ends_other_calls, is_virtual=False),
     "finds_engine_late": Defect(v.RECOVERY, _finds_engine_late, is_virtual=False),
+    "flux_place": Defect(v.HEARD, _flux_place, is_virtual=False, door="deepgram_flux"),
+    "flux_second_end": Defect(v.ONE_END, _flux_second_end, is_virtual=False, door="deepgram_flux"),
+    "flux_late_audio": Defect(v.SILENCE, _flux_late_audio, is_virtual=False, door="deepgram_flux"),
+    "flux_no_answer": Defect(v.ANSWERS, _flux_no_answer, is_virtual=False, door="deepgram_flux"),
+    "unusable_ends_well": Defect(v.CLOSE, _unusable_ends_well, is_virtual=False, door="deepgram"),
+    "audio_of_no_task": Defect(v.ORDER, _audio_of_no_task, is_virtual=False, door="dashscope"),
+    "sentences_untold": Defect(v.DONE, _sentences_untold, is_virtual=False, door="dashscope"),
+    "characters_twice": Defect(v.ORDER, _characters_twice, is_virtual=False, door="elevenlabs_stream"),
+    "text_closes_wrongly": Defect(v.CLOSE, _text_closes_wrongly, is_virtual=False, door="elevenlabs_stream"),
+    "joined_goes_on": Defect(v.SILENCE, _joined_goes_on, is_virtual=False, door="joined"),
+    "joined_is_short": Defect(v.DONE, _joined_is_short, is_virtual=False, door="joined"),
+    "joined_out_of_order": Defect(v.ORDER, _joined_out_of_order, is_virtual=False, door="joined"),
+    "joined_gives_up_early": Defect(v.ANSWERS, _joined_gives_up_early, is_virtual=False, door="joined"),
+    "other_code_if_taken": Defect(v.CLOSE, _other_code_if_taken, is_virtual=False, door="joined"),
+    "engine_names_block": Defect(v.NEIGHBOUR, _engine_names_block, is_virtual=False),
+    "error_kept_back": Defect(v.ONE_END, _error_kept_back, is_virtual=False, door="far_engine"),
+    "waits_after_restart": Defect(v.RECOVERY, _waits_after_restart, is_virtual=False),
+    "gives_up_stopped": Defect(v.RECOVERY, _gives_up_stopped, is_virtual=False),
     "bridge_leaks": Defect(v.LEAKS, _bridge_leaks, is_virtual=False, is_of_bridge=True),
     "bridge_joins_late": Defect(v.RECOVERY, _bridge_joins_late, is_virtual=False, is_of_bridge=True),
 }

@@ -27,7 +27,7 @@ _CLAIM_S = 10.0
 _NOTICED_S = 6.0
 _MOST_AT_ONCE = 4
 _LONG_MS = 1_500
-"""A request of which so much is left is still spoken when another bot has come and was refused."""
+"""If so much is left to speak, the call still has its bot when another one has come and was refused."""
 _BROKEN = (OSError, CutOff, asyncio.IncompleteReadError, ValueError)
 
 
@@ -174,8 +174,9 @@ class JoinedCall:
 
     async def _another_bot(self) -> None:
         """While a request is spoken, another bot is refused with 4409."""
-        live = [request for request in self._live() if request.response_ms]
-        if not live or sum(r.n_chars * MS_PER_LETTER - r.response_ms for r in live) < _LONG_MS:
+        live = self._live()
+        left_ms = sum(request.n_chars * MS_PER_LETTER - request.response_ms for request in live)
+        if left_ms < _LONG_MS or not any(request.response_ms for request in live):
             return
         bot = _Bot(self._name)
         try:

@@ -298,10 +298,30 @@ async def _kill_asterisk(scene: Scene) -> _Killed:
         await asyncio.sleep(_EVERY_S)
 
 
+async def _computed_calls(scene: Scene) -> None:
+    """Begin all calls at once: while one speaks, a server without time to compute refuses the next one."""
+
+    async def is_let_in() -> bool:
+        try:
+            await asyncio.gather(*(scene.direct() for _ in range(_N_COMPUTED)))
+        except ConnectionError:
+            for call in scene.calls:
+                call.close()
+            scene.calls.clear()
+            return False
+        return True
+
+    end_s = time.monotonic() + _WITHIN_S
+    while not await is_let_in():
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"the server refuses calls for {_WITHIN_S:.0f} s")
+        await asyncio.sleep(_AGAIN_S)
+    await scene.all_speak()
+
+
 async def _kill_cosyvoice2(scene: Scene) -> _Killed:
     """The server starts its engine's process again. All calls stay, and each of them must speak again."""
-    await asyncio.gather(*(scene.direct() for _ in range(_N_COMPUTED)))
-    await scene.all_speak()
+    await _computed_calls(scene)
     subject, calls = scene.subject, list(scene.calls)
     n_ready = subject.log_text().count(_READY_AGAIN)
     at_ns = time.monotonic_ns()
@@ -319,8 +339,7 @@ _READY_AGAIN = "the speech engine is ready again"
 async def _stop_cosyvoice2(scene: Scene) -> _Killed:
     """Speech was made ahead, and the process goes on where it was. The longest pause of the speech behind a stop
     counts."""
-    await asyncio.gather(*(scene.direct() for _ in range(_N_COMPUTED)))
-    await scene.all_speak()
+    await _computed_calls(scene)
     subject, calls = scene.subject, list(scene.calls)
     begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0)
     for ms in _STOPS_MS:
@@ -329,7 +348,8 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
         try:
             await asyncio.sleep(ms / 1000)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         again_ns = time.monotonic_ns()
         await _until(lambda: all(c.is_lost or c.audio_ns > again_ns for c in calls), "all calls speak on")  # noqa: B023
         spoke_ns = max(call.audio_ns for call in calls)

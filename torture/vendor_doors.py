@@ -284,10 +284,10 @@ class FluxLink(VendorLink):
 
     def _metadata(self, message: dict[str, Any]) -> None:
         speech = message["speech_id"]
+        key = self._keys.get(speech, "none")
         if speech != self._speaking:
-            self.oracle.wrong(v.ORDER, f"SpeechMetadata of {speech}, and {self._speaking} is spoken")
+            self.oracle.ended(key)
             return
-        key = self._keys[speech]
         text = self.oracle.texts[key]
         if not self._is_flushed:
             self.oracle.wrong(v.ORDER, f"SpeechMetadata of {speech} came before its Flushed")
@@ -339,6 +339,7 @@ class FluxLink(VendorLink):
     def take_audio(self, payload: bytes, at_ns: int) -> None:
         if self._speaking is None:
             self.oracle.wrong(v.ORDER, "audio outside of a speech")
+            self.oracle.audio(payload, at_ns)
             return
         self._n_bytes += len(payload)
         length_ns = len(payload) * MS // self.oracle.bytes_per_ms
@@ -452,6 +453,10 @@ class CartesiaLink(VendorLink):
     answers_cancel = False
     closes = False
 
+    def __init__(self, around: Surroundings, number: int, codec: str = "ulaw") -> None:
+        super().__init__(around, number, codec)
+        self._n_wrong = 0
+
     def say(self, key: str, text: str) -> None:
         sound = {"container": "raw", "encoding": _CARTESIA_CODECS[self.codec], "sample_rate": _RATE_HZ}
         self.send(
@@ -470,7 +475,8 @@ class CartesiaLink(VendorLink):
 
     def ask_aside(self, n: int) -> None:
         """A message that cannot be used ends its context with an error, here one that has no text."""
-        key = f"wrong {n}"
+        self._n_wrong += 1
+        key = f"wrong {self._n_wrong}"
         self.oracle.asked(f"an error of {key}")
         self.send({"context_id": key, "transcript": n, "continue": True})
 
@@ -631,7 +637,7 @@ async def _single_texts(call: CallHistory, number: int, around: Surroundings) ->
                         link = ElevenLabsStreamLink(around, number, call.options["codec"])
                         await link.connect_in_time(around.port, _CONNECT_S)
                     await _perform(link, step, choose)
-                case "clear" | "clear_turn" if link is not None:
+                case "clear" | "clear_turn" | "clear_storm" if link is not None:
                     await _leave(link, around, reset=step.n % 2 == 0)
                     link = None
                 case _ if link is not None:

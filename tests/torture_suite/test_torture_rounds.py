@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
+from test_torture_cosyvoice2 import COSYVOICE2_DEFECTS
+from test_torture_doors import DOOR_DEFECTS, NAME_DEFECTS
 
 from torture import violations as v
 from torture.defects import DEFECTS
@@ -37,7 +39,7 @@ FAULTS = {
     "engine": (Fault(1500, "stop_engine", 300), Fault(3000, "kill_engine")),
     "bridge": (Fault(1500, "stop_bridge", 300), Fault(3000, "kill_bridge")),
     "small": (Fault(1500, "use_up_descriptors", 300), Fault(3000, "fill_disk")),
-    "names": (Fault(1500, "stop_server", 300), Fault(3000, "step_clock")),
+    "names": (Fault(1500, "stop_server", 300), Fault(2500, "step_clock"), Fault(3000, "lose_names", 100)),
 }
 DOORS = (*CARRIERS, *HTTP_DOORS)
 
@@ -188,5 +190,6 @@ def test_all_defects_are_tried_here_or_on_the_virtual_clock() -> None:
     others = {*DISTURBANCES, *LEAKS} | {
         "leak_session", "clock_of_the_day", "http_leaves_out", "name_stays_taken", "names_block", "bridge_leaks",
         "bridge_joins_late", "ends_other_calls", "finds_engine_late", "recording_too_loud", "recording_header",
+        *DOOR_DEFECTS, *NAME_DEFECTS, *COSYVOICE2_DEFECTS,
     }  # fmt: skip
     assert {name for name, defect in DEFECTS.items() if not defect.is_virtual} == others
