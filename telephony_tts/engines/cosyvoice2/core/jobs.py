@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 N_FIRST_BLOCKS = 3
-"""Blocks of a piece that go through the flow with all lanes: no ids are drawn meanwhile. The second one decides when the
-first can be heard, and the third one whether a gap follows (docs/experiments.md)."""
+"""Blocks of a piece that go through the flow with all lanes: no ids are drawn meanwhile. The second one decides when
+the first can be heard, and the third one whether a gap follows (docs/experiments.md)."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
