@@ -228,12 +228,13 @@ ROOMS: dict[str, str] = {
     "kernels": "",
     "model.weight_memory": "",
     "model.linear": "kernels model.weight_memory",
+    "model.kernel_conv": "kernels",
     "model.relative": "",
     "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative "
     "kernels",
     "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
-    "model.relative kernels",
-    "model.vocoder": "model.config model.failures model.file_names model.state model.border kernels",
+    "model.relative model.kernel_conv kernels",
+    "model.vocoder": "model.config model.failures model.file_names model.state model.border model.kernel_conv kernels",
     "profile": "model.config",
     "settings": "profile",
     "choice": "settings",

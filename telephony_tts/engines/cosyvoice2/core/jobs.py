@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
-N_FIRST_BLOCKS = 2
-"""Blocks of a piece that are made with all lanes: no ids are drawn while one of them is computed."""
+N_FIRST_BLOCKS = 3
+"""Blocks of a piece that go through the flow with all lanes: no ids are drawn meanwhile. The second one decides when
+the first can be heard, and the third one whether a gap follows (docs/experiments.md)."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -174,21 +175,26 @@ class Job:
     def needs(self, ahead: AheadLimits, may_decode: bool, lanes_help: bool = False) -> list[Need]:
         """The stages that could run now, besides those that run already. An error here fails the job.
 
-        `lanes_help`: a lane without work makes the others faster, and no other utterance has any. Then the first blocks
-        come one after the other, each as soon as it can: ids for the next one are drawn when it has become audio.
+        `lanes_help`: a lane without work makes the others faster, and no other utterance has any. Then one block after
+        the other goes through the flow, each as soon as it can, and ids are drawn for the next one only.
         """
         if self.is_over:
             return []
         drawing, voicing = self.stream.piece, self.stream.voicing
+        in_turn = lanes_help and not self.follows
         try:
             if drawing is None or drawing.is_over:
                 needs = []
-            elif lanes_help and not self.follows and drawing.n_voiced_blocks < N_FIRST_BLOCKS:
-                only_needed = replace(ahead, n_tokens=0)
-                needs = self._token_needs(drawing, only_needed, may_decode and not drawing.n_unvoiced_tokens)
+            elif in_turn:
+                is_first = drawing is voicing and drawing.n_voiced_blocks < N_FIRST_BLOCKS
+                needs = self._token_needs(
+                    drawing, replace(ahead, n_tokens=0), may_decode and not (is_first and self.blocks)
+                )
             else:
                 needs = self._token_needs(drawing, ahead, may_decode)
-            return needs if voicing is None or voicing.is_over else needs + self._audio_needs(voicing, ahead)
+            if voicing is not None and not voicing.is_over:
+                needs += self._audio_needs(voicing, ahead, 1 if in_turn else MAX_OPEN_BLOCKS)
+            return needs
         except Exception as error:
             self.fail(error)
             return []
@@ -206,11 +212,11 @@ class Job:
                 needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_spare >= 0, is_new))
         return needs
 
-    def _audio_needs(self, piece: Piece, ahead: AheadLimits) -> list[Need]:
+    def _audio_needs(self, piece: Piece, ahead: AheadLimits, n_most_blocks: int) -> list[Need]:
         needs, due_ns, is_new = [], self.due_ns, self.is_new
         if self.voicing_track is not None:
             block = self._free_block()
-            if block is not None or self._may_begin(piece, ahead):
+            if block is not None or (len(self.blocks) < n_most_blocks and self._may_begin(piece, ahead)):
                 # A second block is heard after the first.
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
                 n_per_s = self.stream.family.tokens_per_s
@@ -247,7 +253,7 @@ class Job:
         """Whether the next block could begin now."""
         if self.blocks:
             first = self.blocks[0].flow_block
-            if len(self.blocks) == MAX_OPEN_BLOCKS or first is None or not first.k:
+            if first is None or not first.k:
                 return False
             # An end that is computed over the whole piece again does not continue the kept steps.
             if not self.stream.profile.causal_finish:

@@ -36,7 +36,7 @@ from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
+from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
 
 RUN_AHEAD = 5
 """Speech ids that an accelerator draws before the host reads any. Ids past the end of speech are dropped."""
@@ -188,7 +188,10 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
         """Feed the next part of each feed, which may be of any length. Returns the id drawn after all of a feed, or
-        None while there is more of it. If it raises, nothing was fed."""
+        None while there is more of it. If it raises, nothing was fed but what is kept of a transcript."""
+        for track, feed in zip(tracks, feeds, strict=True):
+            self.check_room(track, feed)
+            self._fill_with_transcript(track, feed)
         parts = [
             part_of(feed.segments, track.n_fed, PREFILL_CHUNK, self._uncut)
             for track, feed in zip(tracks, feeds, strict=True)
@@ -197,14 +200,40 @@ class Runner:
             track.n_fed + sum(len(segment.ids) for segment in part) for track, part in zip(tracks, parts, strict=True)
         ]
         ended = [feed if n == feed.n_positions else None for n, feed in zip(n_fed, feeds, strict=True)]
-        for track, feed in zip(tracks, feeds, strict=True):
-            self.check_room(track, feed)
         slots = [track.slot for track in tracks]
         with self._rolled_back_on_error(slots):
             drawn = self._lm_steps.prefill(slots, parts, ended)
-        for track, n, end in zip(tracks, n_fed, ended, strict=True):
+        for track, feed, n, end in zip(tracks, feeds, n_fed, ended, strict=True):
+            self._keep_transcript(track, feed, n)
             track.n_fed = n if end is None else 0
         return drawn
+
+    def _fill_with_transcript(self, track: Track, feed: LmFeed) -> None:
+        """Begin an empty slot with what an earlier utterance of the voice has left of the same beginning. Its positions
+        have the bits that feeding them would give."""
+        kept, cache = track.prompt.kept_transcript.positions, self.model.cache
+        if kept is not None and not cache.lengths[track.slot] and self._begins_with_transcript(track, feed):
+            assert isinstance(cache, KvCache)
+            cache.fill(track.slot, kept)
+            track.n_fed = kept.shape[3]
+
+    def _keep_transcript(self, track: Track, feed: LmFeed, n_fed: int) -> None:
+        """Keep what a slot has of the voice's transcript, of which the first `n_fed` positions of the feed are all."""
+        kept, cache, n = track.prompt.kept_transcript, self.model.cache, 1 + len(track.prompt.transcript_ids)
+        if kept.positions is not None or n_fed < n or cache.lengths[track.slot] != n_fed:
+            return
+        if self._begins_with_transcript(track, feed):
+            assert isinstance(cache, KvCache)
+            kept.positions = cache.copied(track.slot, n)
+
+    def _begins_with_transcript(self, track: Track, feed: LmFeed) -> bool:
+        """Whether a feed begins with the start id and the voice's transcript, and positions have the same bits however
+        many are fed at once."""
+        lm, ids = self.model.lm, track.prompt.transcript_ids
+        if not ids or not isinstance(lm, LanguageModel) or not lm.rows_are_exact or len(feed.segments) < 2:
+            return False
+        first, words = feed.segments[:2]
+        return first == SOS and words.table is EmbeddingTable.TEXT and words.ids[: len(ids)] == ids
 
     @torch.inference_mode()
     def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:

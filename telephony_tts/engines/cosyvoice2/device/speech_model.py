@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -42,9 +42,17 @@ MAX_POSITIONS_300M = 2048
 take 117 MB."""
 
 
+@dataclass(slots=True)
+class KeptTranscript:
+    """What the language model keeps of a voice's transcript, for the slots of later utterances."""
+
+    positions: Tensor | None = None
+    """Of the start id and the transcript (`SlotCache.copied`). None until an utterance has fed them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpeakerPrompt:
-    """A ready voice, which its utterances share. Nothing writes to it."""
+    """A ready voice, which its utterances share. Nothing writes to it, but the first utterance to `kept_transcript`."""
 
     transcript_ids: tuple[int, ...]
     speech_tokens: tuple[int, ...]
@@ -56,6 +64,7 @@ class SpeakerPrompt:
     """[1, 2P, 80]"""
     embedding: Tensor
     """[1, 192]"""
+    kept_transcript: KeptTranscript = field(default_factory=KeptTranscript)
 
     @property
     def n_flow_tokens(self) -> int:

@@ -856,4 +856,5 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
 
 }  // extern "C"
 
+#include "convolutions.h"
 #include "vocoder_layers.h"

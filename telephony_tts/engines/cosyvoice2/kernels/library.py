@@ -37,7 +37,7 @@ LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
 SOURCES = tuple(
     Path(__file__).with_name(name)
-    for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h", "vocoder_layers.h")
+    for name in ("kernels.cpp", "small_model.cpp", "convolutions.h", "sharing.h", "vectors.h", "vocoder_layers.h")
 )
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
@@ -120,6 +120,15 @@ class SnakeConv(ctypes.Structure):
     )
 
 
+class Conv(ctypes.Structure):
+    """`struct Conv` of convolutions.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int) for name in ("d_in", "d_out", "kernel", "stride")),
+    )
+
+
 class DecoderLayer(ctypes.Structure):
     """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
 
@@ -154,6 +163,8 @@ _ARGUMENTS = {
     "resnet": (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
     "transform": (_POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT),
+    "float_conv": (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
+    "double_conv": (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
     "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }

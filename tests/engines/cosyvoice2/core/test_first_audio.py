@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 
 
 STEP_MS = 200
+LONG = f"{SENTENCE} {SENTENCE} {SENTENCE}"
+"""Of more blocks than the first ones."""
 
 
 class FixedPrices(dict[Stage, BatchCost]):
@@ -151,22 +153,46 @@ def test_a_lane_that_can_help_draws_no_ids_that_the_first_audio_does_not_need(
 def test_no_ids_are_drawn_while_all_lanes_compute_one_of_the_first_blocks(
     rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, n_callers: int
 ) -> None:
-    """With another caller no lane is without work, so ids are drawn as soon as they can be."""
+    """With another caller no lane is without work, so ids are drawn as soon as they can be. Few lanes can help with the
+    vocoder, so ids are drawn beside that."""
     monkeypatch.setattr(rig.runner.idle_lanes, "can_help", True)
     it = stepped()
-    keys = [it.say(Request(SENTENCE, seed=5)) for _ in range(n_callers)]
-    drawn_beside = set()
+    keys = [it.say(Request(LONG, seed=5)) for _ in range(n_callers)]
+    beside_flow, beside_vocoder = set(), set()
     while (job := it.core._jobs.get(keys[0])) is not None:
         piece = job.stream.piece
-        before = None if piece is None else (piece.n_voiced_blocks, piece.n_unvoiced_tokens, piece.n_drawn)
+        before = None if piece is None else (piece.n_voiced_blocks, piece.n_mel_blocks, len(job.blocks), piece.n_drawn)
         # A lane that draws ids if it can; the others' work only if there are none to draw.
         if not it.core.step(Lane.TOKENS):
             break
-        if piece is not None and before is not None and before[1] and piece.n_drawn > before[2]:
-            drawn_beside.add(before[0])
-    assert bool(drawn_beside & {0, 1}) is (n_callers > 1)
+        if piece is not None and before is not None and piece.n_drawn > before[3]:
+            beside_flow |= {before[0]} if before[2] else set()
+            beside_vocoder |= {before[0]} if before[1] and not before[2] else set()
+    assert bool(beside_flow & {0, 1, 2}) is (n_callers > 1)
+    assert n_callers > 1 or (3 in beside_flow and {0, 1, 2} <= beside_vocoder)
     it.run()
     assert all(it.ended[key].error is None for key in keys)
+
+
+@pytest.mark.parametrize("can_help", [True, False])
+def test_lanes_that_help_compute_one_block_after_the_other(
+    rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, can_help: bool
+) -> None:
+    """Other lanes compute two blocks at once."""
+    monkeypatch.setattr(rig.runner.idle_lanes, "can_help", can_help)
+    it = stepped()
+    key = it.say(Request(LONG, seed=5))
+    most_open = 0
+    while (job := it.core._jobs.get(key)) is not None:
+        # One lane computes a step of the flow, or what else there is, while another one makes five steps.
+        with it.core._lock:
+            step = it.core._find(Lane.AUDIO)
+        for _ in range(5):
+            it.core.step(Lane.TOKENS)
+            most_open = max(most_open, len(job.blocks))
+        it.core._compute(step)
+    assert it.ended[key].error is None
+    assert most_open == (1 if can_help else 2)
 
 
 def test_audio_waits_for_what_another_stream_needs_before(stepped: Callable[..., Stepped]) -> None:

@@ -9,6 +9,7 @@ The input continues what the context (`pass_context`) holds, which must end on a
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -32,6 +33,8 @@ N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 LOOKAHEAD_SLOT, UP_SLOT = 0, 1
 """Their numbers in an `EncoderContext`."""
 LEAKY_SLOPE = 0.01
+TABLE_STEP = 100
+"""Distances behind a position that a table holds at least."""
 
 
 class EncoderEmbedding:
@@ -46,6 +49,41 @@ class EncoderEmbedding:
         return self.norm(self.linear(x)) * self.scale
 
 
+class Distances:
+    """From each of n new positions to each of the `n_past` before them and to each other: from the largest down."""
+
+    def __init__(self, n_past: int, n: int, like: Tensor) -> None:
+        self.first, self.last = n_past + n - 1, 1 - n
+        self._n_past, self._n, self._like = n_past, n, like
+
+    @functools.cached_property
+    def sinusoids(self) -> Tensor:
+        """[n_past + 2 n - 1, C] in the dtype and on the device of `like` [..., C]"""
+        like = self._like
+        return relative_sinusoids(self._n_past, self._n, like.shape[-1], like.device).to(like.dtype)
+
+
+class DistanceTable:
+    """What a map in int8 makes of the sinusoids of distances, kept for all sentences. A row has the same bits in any
+    batch. From any thread."""
+
+    def __init__(self, position: Int8Linear) -> None:
+        self._position = position
+        self._kept = 0, torch.empty(0, position.n)
+        """The largest distance, and the rows from there down."""
+
+    def __call__(self, of: Distances) -> Tensor:
+        """[of.first - of.last + 1, C]"""
+        first, rows = self._kept
+        if of.first > first or of.last < first - len(rows) + 1:
+            # Half as many again as are needed: a sentence asks for a few more with each block.
+            n, most = TABLE_STEP + max(-of.last, len(rows) - first), max(of.first, first) * 3 // 2
+            first = most + n
+            rows = self._position(relative_sinusoids(most + 1, n, self._position.k, rows.device))
+            self._kept = first, rows
+        return rows[first - of.first : first - of.last + 1]
+
+
 class EncoderLayer:
     """x += MHA_rel(LN(x)); x += FFN(LN(x)) on [B, N, C]."""
 
@@ -56,6 +94,7 @@ class EncoderLayer:
         self.norm_mha = take.norm(f"{key}.norm_mha", d, config.norm_eps)
         self.qkv: LinearMap = take.stacked_linear([f"{attention}.linear_{name}" for name in "qkv"], d, d)
         self.position: LinearMap = take.linear(f"{attention}.linear_pos", d, d, bias=False)
+        self.table: DistanceTable | None = None
         self.u = take(f"{attention}.pos_bias_u", self.n_heads, d // self.n_heads)[:, None]
         self.v = take(f"{attention}.pos_bias_v", self.n_heads, d // self.n_heads)[:, None]
         self.out: LinearMap = take.linear(f"{attention}.linear_out", d, d)
@@ -69,11 +108,14 @@ class EncoderLayer:
             Int8Linear(each, in_15_bits=True) if isinstance(each, Linear) else each
             for each in (self.qkv, self.position, self.out, self.w_1, self.w_2)
         )
+        assert isinstance(self.position, Int8Linear)
+        self.table = DistanceTable(self.position)
 
-    def __call__(self, x: Tensor, r: Tensor, mask: Tensor | None, context: EncoderContext) -> Tensor:
-        """x [B, N, C]; r [T + N - 1, C] of `relative_sinusoids`; mask as of `EncoderContext.mask`."""
+    def __call__(self, x: Tensor, distances: Distances, mask: Tensor | None, context: EncoderContext) -> Tensor:
+        """x [B, N, C]; mask as of `EncoderContext.mask`."""
         q, k, v = split_heads(self.qkv(self.norm_mha(x)), self.n_heads)
-        position = by_head(self.position(r)[None], self.n_heads)
+        rows = self.position(distances.sinusoids) if self.table is None else self.table(distances)
+        position = by_head(rows[None], self.n_heads)
         bias = by_key((q + self.v) @ position.transpose(-1, -2))
         x = x + self.out(attend(q + self.u, context.append(self.index, k, v), mask, bias))
         return x + self.w_2(F.silu(self.w_1(self.norm_ff(x))))
@@ -99,9 +141,11 @@ class FlowEncoder:
         self.projection = take.linear("encoder_proj", config.d_out, d)
 
     def quantize(self) -> None:
-        """Converts the layers to int8, on a CPU."""
+        """Converts the layers to int8, on a CPU. Convolutions stay as they are, by the kernels."""
         for layer in (*self.layers, *self.up_layers):
             layer.quantize()
+        for conv in (self.lookahead_conv, self.causal_conv, self.up_conv):
+            conv.use_kernels()
 
     def layout(self) -> PassLayout:
         """What a pass keeps of a stream."""
@@ -149,9 +193,9 @@ class FlowEncoder:
         """x [B, N, C] through the layers, at `rate` positions per token."""
         n = x.shape[1]
         mask = context.mask(n, rate)
-        r = relative_sinusoids(context.n_past * rate, n, self.config.d_model, x.device).to(x.dtype)
+        distances = Distances(context.n_past * rate, n, x)
         for layer in layers:
-            x = layer(x, r, mask, context)
+            x = layer(x, distances, mask, context)
         return x
 
     def mu(self, h: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
+from telephony_tts.engines.cosyvoice2.model.kernel_conv import KernelConv
 from telephony_tts.engines.cosyvoice2.model.linear import LayerNorm, Linear
 from telephony_tts.engines.cosyvoice2.model.state import StateReader
 
@@ -49,6 +50,12 @@ class FlowConv:
         self._direct = weight.dtype in (torch.float32, torch.float64)
         self._weight = weight if self._direct else weight.transpose(1, 2).flatten(1)
         self._bias = bias
+        self._kernels: KernelConv | None = None
+
+    def use_kernels(self) -> None:
+        """Convolve by the kernels from now on, if they can do it."""
+        if KernelConv.fits(self._weight):
+            self._kernels = KernelConv(self._weight, self._bias)
 
     def windows(self) -> Linear:
         """The map of `kernel` neighbours: [..., kernel * C_in] -> [..., C_out]."""
@@ -57,6 +64,8 @@ class FlowConv:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, C_in] -> [B, T - kernel + 1, C_out]"""
+        if self._kernels is not None:
+            return self._kernels(x)
         if self._direct:
             return F.conv1d(x.to(self._weight.dtype).transpose(1, 2), self._weight, self._bias).transpose(1, 2)
         n_batch, n, d = x.shape

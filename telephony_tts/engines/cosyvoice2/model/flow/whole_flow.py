@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, FlowEn
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import KERNEL
-from telephony_tts.engines.cosyvoice2.model.flow.encoder import EncoderEmbedding, EncoderLayer
+from telephony_tts.engines.cosyvoice2.model.flow.encoder import Distances, EncoderEmbedding, EncoderLayer
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Weights
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
@@ -33,7 +33,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequen
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt, FlowStream
 from telephony_tts.engines.cosyvoice2.model.flow.unet import TimeNorm, UnetDecoder, centred
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
-from telephony_tts.engines.cosyvoice2.model.relative import relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.state import State
 
 HOP_SAMPLES = 256
@@ -106,10 +105,9 @@ class TokenEncoder:
     def mu(self, prompt_ids: Tensor, ids: Tensor, n_prompt_frames: int) -> Tensor:
         """prompt_ids [1, P], ids [1, N] -> [1, n_prompt_frames + F, 80]"""
         x = self.embed(F.embedding(torch.cat([prompt_ids, ids], dim=1).clamp(min=0), self.tokens))
-        n, whole = x.shape[1], WholeSequence()
-        r = relative_sinusoids(0, n, self.config.d_model, x.device).to(x.dtype)
+        distances, whole = Distances(0, x.shape[1], x), WholeSequence()
         for layer in self.layers:
-            x = layer(x, r, None, whole)
+            x = layer(x, distances, None, whole)
         x = self.projection(self.after_norm(x))
         n_prompt = prompt_ids.shape[1]
         return self.regulator(x[:, :n_prompt], x[:, n_prompt:], n_prompt_frames)

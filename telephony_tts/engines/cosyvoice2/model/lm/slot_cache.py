@@ -63,6 +63,18 @@ class SlotCache:
         self.data[:, :, slot, :, n:] = 0
         self.lengths[slot] = n
 
+    @torch.inference_mode()
+    def copied(self, slot: int, n: int) -> Tensor:
+        """A copy of the first `n` positions of a slot, for `fill`: [n_layers, 2, KV, n, d]"""
+        return self.data[:, :, slot, :, :n].clone()
+
+    @torch.inference_mode()
+    def fill(self, slot: int, positions: Tensor) -> None:
+        """Begin an empty slot with positions that were copied from another one."""
+        n = positions.shape[3]
+        self.data[:, :, slot, :, :n] = positions
+        self.lengths[slot] = n
+
     def room(self, slot: int, n: int) -> int:
         """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
         if slot == self.scratch_slot:

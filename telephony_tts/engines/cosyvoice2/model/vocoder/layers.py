@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.kernel_conv import KernelConv
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv, fits
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import block_reach
@@ -29,6 +30,8 @@ class VocoderConv:
     bias: Tensor
     dilation: int = 1
     stride: int = 1
+    kernels: KernelConv | None = None
+    """The same by the kernels, where they can do it."""
 
     @property
     def reach(self) -> int:
@@ -37,6 +40,8 @@ class VocoderConv:
 
     def __call__(self, x: Tensor, left: int, right: int) -> Tensor:
         """x [B, T, in] with `left` zeros before it and `right` zeros after it -> [B, T', out] in the weight's dtype."""
+        if self.kernels is not None:
+            return self.kernels(x, left, right)
         if left != right:
             x, left = F.pad(x, (0, 0, left, right)), 0
         x = x.to(self.weight.dtype).transpose(1, 2).unsqueeze(2)
@@ -72,6 +77,8 @@ class VocoderLinear:
 
     weight: Tensor
     bias: Tensor
+    kernels: KernelConv | None = None
+    """A layer of the pitch by the kernels, where they can do it."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -163,20 +170,20 @@ class VocoderReader(StateReader):
 
     def normed_conv(self, name: str, shape: tuple[int, int, int]) -> VocoderConv:
         """A weight-normed convolution in the dtype of the residual sums."""
-        return _rowwise(*self._folded(name, shape), self._sums)
+        return self._by_kernels(_rowwise(*self._folded(name, shape), self._sums))
 
     def conv(self, name: str, shape: tuple[int, int, int], stride: int) -> VocoderConv:
         """A plain convolution in the dtype of the residual sums."""
-        return _rowwise(self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0]), self._sums,
-                        stride=stride)  # fmt: skip
+        weight, bias = self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0])
+        return self._by_kernels(_rowwise(weight, bias, self._sums, stride=stride))
 
     def pitch_layer(self, name: str, shape: tuple[int, int, int]) -> VocoderLinear:
         """A weight-normed convolution, weight [out, in, k], laid out as it was trained.
 
         Another order of rounding moves the pitch by 1e-4 Hz (`_folded`).
         """
-        weight, bias = self._folded(name, shape)
-        return VocoderLinear(weight.to(self._wide), bias.to(self._wide))
+        weight, bias = (each.to(self._wide) for each in self._folded(name, shape))
+        return VocoderLinear(weight, bias, KernelConv(weight, bias) if self._fits(weight) else None)
 
     def up(self, name: str, shape: tuple[int, int, int], rate: int) -> UpsampleConv:
         """A transposed convolution, weight [in, out, k].
@@ -191,7 +198,7 @@ class VocoderReader(StateReader):
             taps = F.pad(weight, (0, n_taps * rate - kernel)).view(d_in, d_out, n_taps, rate)
             weight = taps.flip(2).permute(3, 1, 0, 2).reshape(rate * d_out, d_in, n_taps)
             bias = bias.repeat(rate)
-        return UpsampleConv(_rowwise(weight, bias, self._sums), rate, (kernel - rate) // 2)
+        return UpsampleConv(self._by_kernels(_rowwise(weight, bias, self._sums)), rate, (kernel - rate) // 2)
 
     def linear(self, name: str, shape: tuple[int, int]) -> VocoderLinear:
         weight, bias = self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0])
@@ -218,6 +225,17 @@ class VocoderReader(StateReader):
             for i, dilation in enumerate(dilations)
         )
         return ResBlock(steps, block_reach(kernel, dilations))
+
+    def _by_kernels(self, conv: VocoderConv) -> VocoderConv:
+        """With the kernels' convolution, if they can do it."""
+        if not self._fits(conv.weight):
+            return conv
+        return replace(conv, kernels=KernelConv(conv.weight[:, :, 0], conv.bias, conv.stride))
+
+    def _fits(self, weight: Tensor) -> bool:
+        """Whether the kernels compute a convolution with this weight, beside blocks in bfloat16."""
+        is_mixed = self._blocks is torch.bfloat16 and self._sums is torch.float32
+        return is_mixed and not self.outline and KernelConv.fits(weight)
 
     def _float(self, name: str, *shape: int) -> Tensor:
         return self(name, *shape).float()

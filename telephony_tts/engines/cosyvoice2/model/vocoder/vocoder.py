@@ -135,7 +135,11 @@ class Vocoder:
         """Mel [B, 80, L] -> pitch [B, L] in Hz (specification 6.1)."""
         x = mel.to(self.source_dtype)
         for layer in self._layers.pitch:
-            x = F.elu(F.conv1d(x, layer.weight, layer.bias, padding=F0_KERNEL // 2))
+            if layer.kernels is None:
+                x = F.conv1d(x, layer.weight, layer.bias, padding=F0_KERNEL // 2)
+            else:
+                x = layer.kernels(x.transpose(1, 2), F0_KERNEL // 2, F0_KERNEL // 2).transpose(1, 2)
+            x = F.elu(x)
         return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
 
     @torch.inference_mode()
