@@ -164,8 +164,8 @@ class Playhead:
             self._end(turn, mark, MarkState.PLAYED)
 
     def report_interrupted(self, turn: Turn, position: int, basis: str) -> None:
-        """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared. Nothing of
-        a turn that had not begun was heard, not even its beginning."""
+        """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared. Of a
+        turn that had not begun nothing was heard, not even its beginning."""
         awaited = turn.marks.first(MarkState.SENT)
         for mark in turn.marks:
             # Nothing is sent for a turn that is over.
