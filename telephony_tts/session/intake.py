@@ -204,22 +204,22 @@ class Intake:
 
     def for_mark(self, mark: m.Mark) -> Turn | None:
         """The turn that a mark belongs to. None if the mark was answered here, because nothing is left to play."""
-        if mark.turn is not None:
-            turn = self._find(mark.turn)
-            if turn is None:
-                outcome = self._ended.get(mark.turn)
-                if outcome is None:
-                    self._refuse("unknown_turn", f"mark {mark.name}: no turn {mark.turn}", about=mark.turn)
-                else:
-                    state = "played" if outcome == "done" else "cleared"
-                    self._out.append(m.MarkReached(mark.name, state, mark.turn))
-                return None
+        turn_id = mark.turn
+        if turn_id is not None:
+            turn = self._find(turn_id)
         else:
             turn = self._implicit or (self._turns[-1] if self._turns else None)
-            if turn is None:
-                self._out.append(m.MarkReached(mark.name, "played"))
-                return None
-        return turn if self._may_mark(mark.name, turn) else None
+            if turn is None and self._ended:
+                # The bot may not know yet that its turn was interrupted, so the mark has that turn's fate.
+                turn_id = next(reversed(self._ended))
+        if turn is not None:
+            return turn if self._may_mark(mark.name, turn) else None
+        if turn_id is not None and turn_id not in self._ended:
+            self._refuse("unknown_turn", f"mark {mark.name}: no turn {turn_id}", about=turn_id)
+            return None
+        is_played = turn_id is None or self._ended[turn_id] == "done"
+        self._out.append(m.MarkReached(mark.name, "played" if is_played else "cleared", turn_id))
+        return None
 
     def _may_mark(self, name: str, turn: Turn) -> bool:
         """Whether one more mark may wait. Otherwise it ends here."""

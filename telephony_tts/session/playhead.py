@@ -164,11 +164,12 @@ class Playhead:
             self._end(turn, mark, MarkState.PLAYED)
 
     def report_interrupted(self, turn: Turn, position: int, basis: str) -> None:
-        """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared."""
+        """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared. Of a
+        turn that had not begun nothing was heard, not even its beginning."""
         awaited = turn.marks.first(MarkState.SENT)
         for mark in turn.marks:
             # Nothing is sent for a turn that is over.
-            is_heard = mark.state is not MarkState.ASKED and mark.sample <= position and mark.digits is None
+            is_heard = mark.state is not MarkState.ASKED and mark.sample <= position > 0 and mark.digits is None
             if basis == "marks":
                 # The peer itself would have reported the others.
                 is_awaited = awaited is not None and awaited.sample <= mark.sample

@@ -20,6 +20,7 @@ _CLAUSE_GLUE = frozenset(",:，：")
 _NUMERALS = frozenset("零〇一二三四五六七八九十百千万亿两点")
 _CLAUSE_END = re.compile(r"[，、；：](?!\d)[”’」』）)\"]*|[,;:][\"”’)]*(?=\s)|(?<!\d)[—–―]+(?!\d)")
 _LAST_WORD = re.compile(r"[^\s]+$")
+_ELLIPSIS = re.compile(r"[^\W_]\.{3,}$")
 
 
 def held_tail(text: str) -> tuple[int, bool]:
@@ -46,7 +47,7 @@ def held_tail(text: str) -> tuple[int, bool]:
         return _numeral_start(text), True
     if _ADDRESS.search(tail):
         return start, True
-    if not (tail[-1].isalnum() or tail[-1] in _GLUE):
+    if not (tail[-1].isalnum() or tail[-1] in _GLUE) or _ELLIPSIS.search(tail):
         return end, False
     run = end
     while run > start and (text[run - 1].isalnum() or text[run - 1] in _GLUE):
@@ -54,6 +55,8 @@ def held_tail(text: str) -> tuple[int, bool]:
     while run < end - 1 and text[run] in _CLAUSE_GLUE:
         run += 1
     atom = text[run:]
+    if atom.endswith(".") and abbreviations.is_dotted(atom[:-1]):
+        return run, False  # p.m., U.S.
     if any(c.isdigit() for c in atom) or not any(c.isalnum() for c in atom):
         return run, True
     if atom[-1] in ",，：":

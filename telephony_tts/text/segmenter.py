@@ -106,15 +106,15 @@ class Segmenter:
         """The bot has paused: return the pending text, except for what further text could still change.
 
         A number, amount, id or address at the end stays pending until more text or flush(). An ordinary word at the end
-        may be the beginning of one ("exam" of "example.com"), so its whole clause stays pending too. A second timeout()
-        without new text emits that clause.
+        may be the beginning of one ("exam" of "example.com"), so its whole clause stays pending too, and so does a list
+        marker without its item. A second timeout() without new text emits these.
         """
         sentences: list[Sentence] = []
         view = self._view
         held, is_atom = held_tail(self.pending)
-        if self._paused and not is_atom:
+        is_second, self._paused = self._paused, True
+        if is_second and not is_atom:
             held = len(self.pending)
-        self._paused = True
         stop = view.start + held
         # The state of reading as if the text ended here is restored: the rest is read again when more text comes.
         place, nesting, list_number = self._place, self._nesting.copy(), view.list_number
@@ -123,7 +123,7 @@ class Segmenter:
         view.ended = False
         rest = view.text[view.start : stop]
         n_spoken = len(rest) if is_atom or stop == len(view.text) else last_clause_end(rest)
-        if n_spoken > 0 and not is_list_marker(rest[:n_spoken]):
+        if n_spoken > 0 and (is_second or not is_list_marker(rest[:n_spoken])):
             self._cut(sentences, view.start + n_spoken, whole=rest[:n_spoken].rstrip()[-1:] in TERMINATORS)
         self._place, self._nesting, view.list_number = max(place, view.start), nesting, list_number
         self._trim()

@@ -243,7 +243,8 @@ class Call:
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""
         self._claimed()
-        self._claim = self._loop.call_later(within_s, self._unclaimed, what)
+        if self._end is None:  # it may end between the handshake of a leg and the leg's joining
+            self._claim = self._loop.call_later(within_s, self._unclaimed, what)
 
     def _unclaimed(self, what: str) -> None:
         metrics.REFUSED.labels(reason="unclaimed").inc()

@@ -103,6 +103,30 @@ def test_a_mark_without_a_turn_or_after_its_turn_is_answered_at_once() -> None:
     assert len(reached(world)) == 3
 
 
+def test_a_mark_without_a_turn_has_the_fate_of_the_turn_that_ended_last() -> None:
+    """Pinned: it was `played`, although the bot set it behind text that the caller had just interrupted."""
+    world = World()
+    world.say("One two three four.")
+    world.run(300)
+    world.send(m.Clear())
+    world.send(m.Mark("told"))
+    assert world.of(m.MarkReached) == [m.MarkReached("told", "cleared", "t1")]
+    world.say("One.")
+    world.run(3000)
+    world.send(m.Mark("said"))
+    assert world.of(m.MarkReached)[1:] == [m.MarkReached("said", "played", "t2")]
+
+
+@pytest.mark.parametrize("peer", [False, True])
+def test_a_mark_at_the_beginning_of_a_turn_that_was_cleared_before_it_began_is_not_played(peer: bool) -> None:
+    world = World(peer=peer)
+    world.say("One two three four.", "a")
+    world.say('<speak><mark name="begin"/>Five six.</speak>', "b")
+    world.run(300)
+    world.send(m.Clear())
+    assert reached(world) == [("begin", "cleared")]
+
+
 def test_a_mark_on_a_turn_without_speech() -> None:
     world = World()
     world.send(m.Text("…", "a"))

@@ -237,6 +237,11 @@ class TestTimeout:
             ("Visit exam", [], "Visit exam"),
             ("Hello there. Please meet Dr. ", [], "Please meet Dr. "),
             ("1. ", [], "1. "),
+            ("Let me check...", ["Let me check..."], ""),
+            ("It costs 42...", ["It costs 42..."], ""),
+            ("We open at 9 a.m.", [], "We open at 9 a.m."),
+            ("The total is 42.", ["The total is"], "42."),
+            ("See ../docs..", ["See"], "../docs.."),
         ],
     )
     def test_emits_what_is_safe_and_holds_the_rest(self, text: str, spoken: list[str], held: str) -> None:
@@ -251,6 +256,13 @@ class TestTimeout:
         segmenter.feed("Please hold on.")
         assert segmenter.timeout() == []
         assert segmenter.timeout() == [Sentence("Please hold on.", 0, 15)]
+
+    @pytest.mark.parametrize("text", ["We open at 9 a.m.", "In the U.S.", "Wait. I.", "vvvv.", "B.", "1. "])
+    def test_what_ends_with_a_full_stop_waits_for_two_timeouts_at_most_if_it_is_no_number(self, text: str) -> None:
+        """Pinned: dotted words and list markers waited for the end of the turn, half a minute in an open one."""
+        segmenter = Segmenter()
+        spoken = segmenter.feed(text) + segmenter.timeout() + segmenter.timeout()
+        assert " ".join(sentence.text for sentence in spoken) == text.strip()
 
     def test_new_text_makes_the_last_word_uncertain_again(self) -> None:
         segmenter = Segmenter()

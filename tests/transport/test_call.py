@@ -95,6 +95,7 @@ def test_nothing_is_done_or_timed_after_the_end() -> None:
         call.drain(1001, "late")
         call.cut_off("drain", 1001, "late")
         call.media_left(leg, "late")
+        call.expect("media", 0.01)
         await task
         await asyncio.sleep(0.03)
         assert len(leg.sent) == n_sent and leg.ended == [(1000, "over"), (1000, "over")]

@@ -107,3 +107,8 @@ def kind(word: str, *, after_number: bool) -> Kind:
 def is_abbreviated_name(word: str) -> bool:
     """Whether a word must be spoken with the next one: a title or a reference ("Dr.", "No.")."""
     return kind(word, after_number=False) in (Kind.TITLE, Kind.REFERENCE)
+
+
+def is_dotted(word: str) -> bool:
+    """Whether a word is spelled with full stops, as a time of day or an initialism is ("p.m.", "U.S.")."""
+    return kind(word, after_number=False) in (Kind.TIME, Kind.INITIALISM)
