@@ -30,6 +30,9 @@ _MAX_DEPTH = 3
 MAX_PROBLEMS = 20
 """The most problems of a file that an error lists."""
 _PATTERN_MEMORY_BYTES = 64_000_000
+MAX_PATTERN_STEPS = 50_000
+"""The size of all patterns of a lexicon together, in instructions of RE2. They are built in one step, which holds the
+interpreter: for 0.2 s at this size, and for minutes without a limit. A usual pattern has 10 to 50."""
 _OPTIONS = "options"
 _NEED_RE2 = "patterns need the package google-re2: pip install 'telephony-tts[lexicon]'"
 _NEED_PYPINYIN = "polyphones need the package pypinyin: pip install 'telephony-tts[pinyin]'"
@@ -318,6 +321,7 @@ class LinearPatterns(PatternSearch):
         options.log_errors = False
         self._patterns: list[Any] = []
         problems: list[str] = []
+        n_steps = 0
         for entry in entries:
             try:
                 pattern = re2.compile(_expression(entry), options=options)
@@ -328,13 +332,23 @@ class LinearPatterns(PatternSearch):
                 problems.append(f"line {file.lines.get(entry.written, 0)}: /{entry.written}/: {_reason(error)}")
                 continue
             self._patterns.append(pattern)
+            n_steps += pattern.programsize
+            if n_steps > MAX_PATTERN_STEPS:
+                at = f"line {file.lines.get(entry.written, 0)}"
+                problems.append(
+                    f"the patterns are too large together, from {at} on; counts such as {{1,900}} make them large"
+                )
+                break
         if problems:
             raise _listed(source, problems)
         options.max_mem = _PATTERN_MEMORY_BYTES
         self._set = re2.Set.SearchSet(options)
         for entry in entries:
             self._set.Add(_expression(entry))
-        self._set.Compile()
+        try:
+            self._set.Compile()
+        except re2.error as error:
+            raise ConfigError(f"{source}: its patterns cannot be used together: {_reason(error)}") from error
         self.n_groups = [pattern.groups for pattern in self._patterns]
 
     def find(self, text: str) -> Iterator[tuple[int, int, int, Sequence[str | None]]]:

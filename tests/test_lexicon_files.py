@@ -165,7 +165,7 @@ def test_polyphones_are_the_characters_that_a_word_reads_otherwise() -> None:
 
     def sounds(text: str) -> dict[str, str]:
         found = find_readings(text, [lexicon])
-        return {text[each.start] : each.pronunciation[1] for each in found if each.pronunciation is not None}
+        return {text[each.start]: each.pronunciation[1] for each in found if each.pronunciation is not None}
 
     assert sounds("我去重庆的银行。") == {"重": "chong2", "行": "hang2"}
     assert sounds("他很重要。") == {}
@@ -255,3 +255,20 @@ def test_a_file_has_one_document(tmp_path: Path) -> None:
     file.write_text("SQL: sequel\n---\nAPI: A P I\n")
     with pytest.raises(ConfigError, match="line 2: not YAML: expected one document, found another"):
         load(file)
+
+
+def test_patterns_that_would_take_minutes_to_build_are_refused_at_once() -> None:
+    """They are built together in one step, which holds the interpreter: no call of the server would get a frame."""
+    text = "\n".join(f"/a{i}(b{{1,900}}c{{1,900}}){{0,1}}/: x" for i in range(MAX_PATTERNS))
+    began = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"the patterns are too large together, from line [0-9]+ on"):
+        compiled(parse(text, "a.yaml"), "a.yaml")
+    assert time.perf_counter() - began < 2
+    usual = "\n".join(f"/P{i}-([0-9]{{2,6}})/i: part $1" for i in range(MAX_PATTERNS))
+    assert compiled(parse(usual, "a.yaml"), "a.yaml").n_entries == MAX_PATTERNS
+
+
+def test_patterns_that_cannot_be_built_together_are_an_error_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telephony_tts.lexicon_files._PATTERN_MEMORY_BYTES", 10_000)
+    with pytest.raises(ConfigError, match=r"a\.yaml: its patterns cannot be used together"):
+        compiled(parse("/a(b{1,900})/: x\n/c(d{1,900})/: y\n", "a.yaml"), "a.yaml")

@@ -1,7 +1,8 @@
 """What the console shows of calls: those on the line, their sound, and the recordings of earlier ones.
 
-Everyone with a token sees which calls there are. To see what is said, to listen, to end a call and to open a recording
-needs a supervisor's token (`server.supervisor_tokens`), because callers speak there.
+Everyone with a token of `server.tokens` sees which calls there are, and a named key sees its own: with the id of a call
+a bot may join it. To see what is said, to listen, to end a call and to open a recording needs a supervisor's token
+(`server.supervisor_tokens`), because callers speak there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import Busy, ConfigError, TelephonyTTSError
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import HttpApi
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording.listening import Listening
@@ -93,8 +95,9 @@ class ConsoleCalls:
         self._activity: tuple[int, dict[str, Any]] | None = None
         """What all processes did at a time in nanoseconds."""
         self._asking: asyncio.Task[None] | None = None
-        self._lines_of: dict[bool, bytes] = {}
-        """The activity as a line, with and without what is said: all watchers get the same."""
+        self._lines_of: dict[tuple[bool, str], bytes] = {}
+        """The activity as a line, with and without what is said, and for each named key: all its watchers get the same.
+        """
 
     def add_to(self, router: APIRouter) -> None:
         router.add_api_route("/api/calls", self._watch, methods=["GET"])
@@ -109,13 +112,14 @@ class ConsoleCalls:
     async def _watch(self, request: Request) -> Response:
         """The calls once a second, each time as a line of JSON."""
         self._check_room()
-        return LiveResponse(self._lines(request.state.supervises), "application/x-ndjson")
+        only_of = limited_key(request)
+        return LiveResponse(self._lines(request.state.supervises, only_of), "application/x-ndjson")
 
-    async def _lines(self, may_hear: bool) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, may_hear: bool, only_of: str) -> AsyncGenerator[bytes, None]:
         self._watch_began()
         try:
             while not self._server.draining:
-                yield await self._snapshot(may_hear)
+                yield await self._snapshot(may_hear, only_of)
                 await asyncio.sleep(_PERIOD_S)
         finally:
             self._watch_ended()
@@ -134,13 +138,19 @@ class ConsoleCalls:
         self._activity = monotonic_ns(), await self._server.activity_of_all()
         self._lines_of.clear()
 
-    async def _snapshot(self, may_hear: bool) -> bytes:
+    async def _snapshot(self, may_hear: bool, only_of: str) -> bytes:
+        """The calls of the key `only_of`, or all if it is empty."""
         now = await self.activity()
-        line = self._lines_of.get(may_hear)
+        line = self._lines_of.get((may_hear, only_of))
         if line is None:
-            calls = now["calls"] if may_hear else [{**call, "said": None} for call in now["calls"]]
+            calls = []
+            for call in now["calls"]:
+                told = dict(call)
+                if told.pop("key") == only_of or not only_of:
+                    calls.append(told if may_hear else {**told, "said": None})
             shown = {"may_hear": may_hear, "most_calls": self._server.settings.limits.calls, **now, "calls": calls}
-            line = self._lines_of[may_hear] = json.dumps(shown, separators=(",", ":")).encode() + b"\n"
+            line = json.dumps(shown, separators=(",", ":")).encode() + b"\n"
+            self._lines_of[may_hear, only_of] = line
         return line
 
     async def _listen(self, call_id: str, request: Request) -> Response:
@@ -227,6 +237,12 @@ class ConsoleCalls:
         if folder is None or not folders.is_recording(name):
             raise TelephonyTTSError(f"there is no recording {name[:100]}", code="not_found")
         return folder / f"{name}.jsonl"
+
+
+def limited_key(request: Request) -> str:
+    """The name of the request's key if it sees only what is its own. Empty for the operator's own people: supervisors,
+    and tokens without a name."""
+    return "" if request.state.supervises else REQUEST_KEY.get().name
 
 
 def need_supervisor(request: Request) -> None:

@@ -1,4 +1,8 @@
-"""The lexicons in the console: read them, test a sentence with a text that is not saved yet, and save it."""
+"""The lexicons in the console: read them, test a sentence with a text that is not saved yet, and save it.
+
+Whoever has a token reads those that its key may use. Only supervisors test and save a text: to compile it may take
+seconds, in which other calls wait.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pydantic import BaseModel, Field
 from telephony_tts import lexicon_files, logs
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.http_api.console_calls import need_supervisor
+from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles, version_of
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.text.normalizer import detect_lang
@@ -49,6 +54,8 @@ class ConsoleLexicons:
 
     def __init__(self, files: LexiconFiles | None) -> None:
         self._files = files
+        self._testing = asyncio.Lock()
+        """Held while a text is compiled: several at a time would slow down the calls even more."""
 
     def add_to(self, router: APIRouter) -> None:
         router.add_api_route("/api/lexicons", self._list, methods=["GET"])
@@ -58,12 +65,14 @@ class ConsoleLexicons:
 
     async def _list(self) -> Response:
         shelf = {} if self._files is None else self._files.shelf
-        listed = [{"name": name, "entries": lexicon.n_entries} for name, lexicon in shelf.items()]
+        listed = [{"name": name, "entries": shelf[name].n_entries} for name in shelf if self._has(name)]
         return JSONResponse({"lexicons": listed}, headers=_NO_STORE)
 
-    async def _check(self, test: LexiconTest) -> Response:
+    async def _check(self, test: LexiconTest, request: Request) -> Response:
         """What is wrong with the text, or how the sentence is read with it."""
-        return JSONResponse(await asyncio.to_thread(_tested, test), headers=_NO_STORE)
+        need_supervisor(request)
+        async with self._testing:
+            return JSONResponse(await asyncio.to_thread(_tested, test), headers=_NO_STORE)
 
     async def _read(self, name: str) -> Response:
         text = await asyncio.to_thread(self._known().text, name) if self._has(name) else _absent(name)
@@ -74,12 +83,14 @@ class ConsoleLexicons:
         need_supervisor(request)
         if not self._has(name):
             _absent(name)
-        n_entries, version = await asyncio.to_thread(self._known().save, name, wanted.text, wanted.version)
+        async with self._testing:
+            n_entries, version = await asyncio.to_thread(self._known().save, name, wanted.text, wanted.version)
         _log.info("lexicon_saved", lexicon=name, entries=n_entries)
         return JSONResponse({"entries": n_entries, "version": version}, headers=_NO_STORE)
 
     def _has(self, name: str) -> bool:
-        return self._files is not None and name in self._files.shelf
+        """Whether there is such a lexicon, and the request's key may use it."""
+        return self._files is not None and name in self._files.shelf and REQUEST_KEY.get().allows_lexicon(name)
 
     def _known(self) -> LexiconFiles:
         assert self._files is not None

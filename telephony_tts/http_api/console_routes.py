@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from telephony_tts.errors import EngineUnavailable, TelephonyTTSError
-from telephony_tts.http_api.console_calls import ConsoleCalls
+from telephony_tts.http_api.console_calls import ConsoleCalls, limited_key, need_supervisor
 from telephony_tts.http_api.console_lexicons import ConsoleLexicons
 from telephony_tts.http_api.responses import HttpApi
 from telephony_tts.lexicon_files import LexiconFiles
@@ -146,8 +146,10 @@ class Console:
             ],
         }
 
-    async def _findings(self) -> Response:
+    async def _findings(self, request: Request) -> Response:
         """What `telephony-tts doctor` says. One examination runs at a time, for all that ask meanwhile."""
+        if limited_key(request):
+            need_supervisor(request)  # it names files and packages of the machine
         if self._doctor is None:
             raise EngineUnavailable("this server cannot examine itself; run telephony-tts doctor")
         if self._examining is None or self._examining.done():

@@ -16,8 +16,8 @@ _MOST_SAID_CHARS = 300
 
 
 def activity(registry: Registry, catalog: EngineCatalog, now_ns: int) -> dict[str, Any]:
-    """The calls of this process without its HTTP requests, and the engines by name. With what is said: whoever shows
-    it to a person removes that first, unless the person may hear calls."""
+    """The calls of this process without its HTTP requests, and the engines by name. With the name of each call's key,
+    and with what is said: whoever shows it to a person removes what the person may not know."""
     return {
         "calls": [_told(call, now_ns) for call in registry.calls() if not call.over and call.kind != "http"],
         "engines": {
@@ -38,6 +38,7 @@ def _told(call: Call, now_ns: int) -> dict[str, Any]:
         state = "preparing" if session.turns else "silent"
     return {
         "call": call.id,
+        "key": call.key.name,
         "door": call.kind,
         "bot": call.bot is not None,
         "media": call.media is not None,

@@ -113,7 +113,7 @@ class Call:
         self.began_ns = monotonic_ns()
         self.key = NO_KEY
         """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
-        self._bots_key = ""
+        self._bots_key: str | None = None
         """The name of the first named key whose bot joined."""
         self.arm: RunningArm | None = None
         """The arm of its experiment. It is settled with the first turn."""
@@ -197,9 +197,9 @@ class Call:
         return ""  # the last voice of the engine was removed
 
     def is_closed_to(self, key: Key) -> bool:
-        """Whether a bot with this key cannot join, because bots of another named key have spoken in the call. A key
-        without a name has no limits."""
-        return bool(key.name and self._bots_key) and key.name != self._bots_key
+        """Whether a bot with this key cannot join, because bots of another key have spoken in the call. A key without a
+        name has no limits."""
+        return bool(key.name) and self._bots_key is not None and key.name != self._bots_key
 
     def use_key(self, key: Key, characters: CharacterUse) -> None:
         """From now on the call belongs to this key: its limits hold, and its characters are counted."""
@@ -258,7 +258,7 @@ class Call:
     def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
         """The bot has joined: it gets the events that it missed, and is heard from now on."""
         self._claimed()
-        self._bots_key = self._bots_key or self.key.name
+        self._bots_key = self.key.name if self._bots_key is None else self._bots_key
         self.bot = leg
         self._encode_bot = encode
         self._to_bot(ready)

@@ -11,6 +11,8 @@ _AUTHORITY = r"(?P<host>\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(?::(?P<port>[0-9]{1,5}))?
 _HOST = re.compile(_AUTHORITY)
 _PAGE = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://" + _AUTHORITY)
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_PRIVATE_ENDINGS = (".localhost", ".internal", ".local", ".test", ".home.arpa")
+"""Top-level names that no registry gives away (RFC 6761, RFC 6762, RFC 8375, and ICANN's `internal`)."""
 
 
 class Origin(NamedTuple):
@@ -60,6 +62,23 @@ def is_allowed(
     if is_loopback(page.host):
         return True
     return not is_loopback(local_address) and (has_tokens or _is_address(page.host))
+
+
+def is_bent_name(host: str, local_address: str, listed: Sequence[str], public_url: str | None) -> bool:
+    """Whether a request without `Origin` may come from a page of DNS rebinding: its `host` is a name that anyone could
+    have registered, and it came to `local_address` on loopback.
+
+    Browsers send no `Origin` with a GET to the page's own host. Names of the operator, in `listed` and `public_url`,
+    are trusted, and so are names that no public registry gives away.
+    """
+    named = _HOST.fullmatch(host.lower())
+    if named is None or not is_loopback(local_address) or "*" in listed:
+        return False
+    name = named["host"].rstrip(".")
+    if _is_address(name) or "." not in name or name.endswith(_PRIVATE_ENDINGS):
+        return False
+    ours = [*listed, *(["/".join(public_url.split("/", 3)[:3])] if public_url else [])]
+    return all(page is None or page.host != name for page in map(parse_origin, ours))
 
 
 def _is_address(host: str) -> bool:

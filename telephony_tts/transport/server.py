@@ -627,9 +627,11 @@ class Server:
         if not connection.trusted and not vendor.key_may_follow:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
-        # Behind the key: the refusal of an unknown voice names those that there are.
-        seen = CallCatalog(self.catalog, self.settings.owners)
-        seen.use(connection.key)
+        # Behind the key: the refusal of an unknown voice names those that there are, and a key may have voices of its
+        # own. A client whose key follows is told when its call begins.
+        seen = CallCatalog(self.catalog, self.settings.owners) if connection.trusted else None
+        if seen is not None:
+            seen.use(connection.key)
         if (problem := problem_of(dialect, vendor, self.settings, seen)) is not None:
             return self._refuse_vendor("bad_request", problem)
         connection.dialect = dialect
@@ -711,6 +713,20 @@ class Server:
             return None
         shown = origin[:_MAX_SHOWN_CHARS]
         return f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
+
+    def bent_name_refusal(self, here: str, headers: Headers) -> str | None:
+        """Why an HTTP request without `Origin` is refused: it may come from a page of DNS rebinding. A server with
+        tokens needs no such check, because the page has none. `here` is our own address."""
+        settings = self.settings.server
+        host = _only(headers, "Host")
+        if "Origin" in headers or not self.settings.keys.is_open:
+            return None
+        if not origins.is_bent_name(host, here, settings.origins, settings.public_url):
+            return None
+        return (
+            f"requests for the host {host[:_MAX_SHOWN_CHARS]!r} are not served without a token: a web page may have "
+            "sent them; set server.tokens, or name the host in server.public_url\n"
+        )
 
     def _authorised(self, request: Request) -> bool:
         return self.key_of(request.path, request.headers) is not None

@@ -23,6 +23,10 @@ from telephony_tts.errors import SoundError
 
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All IPv6 addresses that are in use on the Internet. Python counts some others as global too, such as site-local ones.
+"""
+_MOST_DECODINGS = 4
 _PIECE_BYTES = 64 << 10
 _HEADERS = {"Accept": "audio/*, */*;q=0.1", "Accept-Encoding": "identity"}
 _TYPES = re.compile(r"audio/|application/(ogg|octet-stream|x-wav)\b|binary/octet-stream|video/(mp4|webm|ogg)", re.I)
@@ -46,7 +50,7 @@ class SoundAddress:
         port = parts.port or _PORTS.get(parts.scheme, 0)
         if not port or not parts.hostname or "@" in parts.netloc or not url.isascii() or not url.isprintable():
             raise ValueError("it is not an address with http or https")
-        if " " in url or "\\" in url or ".." in unquote(unquote(parts.path)).split("/"):
+        if " " in url or "\\" in url or _steps_up(parts.path):
             raise ValueError("its path is not plain")
         path = parts.path or "/"
         return cls(parts.scheme, parts.hostname, port, path, f"{path}?{parts.query}" if parts.query else path)
@@ -68,6 +72,18 @@ class SoundAddress:
         except ValueError:
             return self.host == "localhost"
         return True
+
+
+def _steps_up(path: str) -> bool:
+    """Whether some server on the way may read a step to the folder above in a path: some decode it more than once,
+    drop what stands behind a semicolon, or read a backslash as a slash."""
+    for _ in range(_MOST_DECODINGS):
+        if any(step.partition(";")[0] == ".." for step in path.replace("\\", "/").split("/")):
+            return True
+        path, before = unquote(path), path
+        if path == before:
+            return False
+    return True
 
 
 def fetch_sound(url: str, allowed: Sequence[str], max_bytes: int, within_s: float) -> bytes:
@@ -154,6 +170,8 @@ def _connected(address: SoundAddress, until_ns: int) -> socket.socket:
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     inner = _inner_address(found) if isinstance(found, ipaddress.IPv6Address) else None
+    if isinstance(found, ipaddress.IPv6Address) and found not in _GLOBAL_UNICAST and found not in _NAT64:
+        return False
     return all(each.is_global and not each.is_multicast for each in (found, inner) if each is not None)
 
 

@@ -498,17 +498,18 @@ class VendorLeg:
 
 
 def problem_of(
-    dialect: VendorDialect, vendor: Vendor, settings: TransportSettings, catalog: EngineCatalog
+    dialect: VendorDialect, vendor: Vendor, settings: TransportSettings, catalog: EngineCatalog | None
 ) -> Refused | None:
     """Why a handshake is refused although its form is right: a wrong name of a call or of a voice, or a format whose
-    encoder is not installed."""
+    encoder is not installed. Without `catalog` the voice is not looked at."""
     options = dialect.options
     if options.call is not None and not CALL_NAME.fullmatch(options.call):
         return vendor.refuse(400, "INVALID_CALL", "call: expected 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
-    try:
-        voice_for(options.voice, vendor, settings, catalog)
-    except TelephonyTTSError as error:
-        return vendor.refuse(400, error.code, error.message)
+    if catalog is not None:
+        try:
+            voice_for(options.voice, vendor, settings, catalog)
+        except TelephonyTTSError as error:
+            return vendor.refuse(400, error.code, error.message)
     if (problem := _encoder_problem(options.container, options.rate_hz)) is not None:
         return vendor.refuse(501, problem.code, problem.message)
     return None

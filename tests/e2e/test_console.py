@@ -520,6 +520,7 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
         file.write_text("SQL: sequel\n")
         files = LexiconFiles({"brands": str(file)})
         async with with_tools(ConsoleTools(lexicons=files), **TOKENS) as rig:
+
             async def send(method: str, path: str, about: dict[str, str], **headers: str) -> Any:
                 body = json.dumps(about).encode()
                 return await ask(rig.port, method, f"/console/api/lexicons/{path}", body,
@@ -531,10 +532,12 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
             version = kept.json().pop("version")
             assert kept.json() == {"text": "SQL: sequel\n", "version": version}
             wanted = "SQL: sequel\nnginx: engine x\n"
-            tested = (await send("POST", "check", {"text": wanted, "sentence": "Ask nginx about SQL."}, **BOT)).json()
+            test = {"text": wanted, "sentence": "Ask nginx about SQL."}
+            assert (await send("POST", "check", test, **BOT)).code == "not_supervisor"
+            tested = (await send("POST", "check", test, **BOSS)).json()
             assert tested["spoken"] == ["Ask engine x about sequel."] and tested["problems"] == []
             assert tested["changes"] == ["nginx -> engine x", "SQL -> sequel"]
-            wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: ["}, **BOT)).json()
+            wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: ["}, **BOSS)).json()
             assert wrong["problems"] and "line" in wrong["problems"][-1]
             assert (await send("PUT", "brands", {"text": wanted, "version": version}, **BOT)).status == 403
             assert file.read_text() == "SQL: sequel\n"
@@ -556,6 +559,7 @@ def test_the_second_of_two_editors_overwrites_nothing(tmp_path: Path) -> None:
         file.write_bytes(b"\xef\xbb\xbfSQL: sequel\r\n")
         files = LexiconFiles({"brands": str(file)})
         async with with_tools(ConsoleTools(lexicons=files), **TOKENS) as rig:
+
             async def put(text: str, **version: str) -> Any:
                 body = json.dumps({"text": text, **version}).encode()
                 return await ask(rig.port, "PUT", "/console/api/lexicons/brands", body,

@@ -153,6 +153,11 @@ def test_only_what_lies_below_a_listed_address_is_dialled(url: str) -> None:
         "2002:7f00:1::",
         "2002:c0a8:1::1",
         "2001:0:4136:e378:8000:63bf:f5ff:fffe",
+        # Nothing public begins so: IPv4-compatible, IPv4-translated, local NAT64, site-local.
+        "::127.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "64:ff9b:1::a00:1",
+        "fec0::1",
     ],
 )
 def test_a_name_that_leads_into_the_operators_network_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,3 +222,15 @@ def test_a_bot_cannot_have_an_address_fetched_unless_the_operator_lists_it(tmp_p
                     assert bool(reached) is is_fetched, ended
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["%25252e%25252e/private/a.wav", "..;/private/a.wav", "..;x=1/private/a.wav", "%2e%2e%3b/private/a.wav",
+     "..%5cprivate%5ca.wav", "..%255cprivate"],
+)  # fmt: skip
+def test_a_path_that_some_server_reads_as_one_step_up_is_refused(path: str) -> None:
+    """Servers of Java drop what stands behind a semicolon, others read a backslash as a slash, and proxies decode once
+    more."""
+    with pytest.raises(SoundError, match="its path is not plain"):
+        sound_fetch.fetch_sound(f"https://cdn.example.com/sounds/{path}", ["https://cdn.example.com/sounds/"], 1_000, 1)

@@ -129,7 +129,7 @@ class EventBody:
             return b""
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadAudio(f"the server sends an event that is not JSON: {data[:60]!r}") from None
         if not isinstance(event, dict):
             raise BadAudio(f"the server sends an event that is no object: {data[:60]!r}")

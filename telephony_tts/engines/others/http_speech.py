@@ -42,7 +42,8 @@ class HttpSpeech:
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=slots),
             )
         try:
-            await self._client.get(self._url + "/", timeout=CONNECT_S)
+            async with self._client.stream("GET", self._url + "/", timeout=CONNECT_S):
+                pass  # it answers; what it says there is not read
         except httpx2.HTTPError as error:
             raise self._lost(error) from error
 
@@ -56,13 +57,18 @@ class HttpSpeech:
             return ()
         url = f"{self._url}/v1/audio/voices"
         try:
-            answer = await self._running.get(url, timeout=CONNECT_S)
+            async with self._running.stream("GET", url, timeout=CONNECT_S) as answer:
+                content = b""
+                async for data in answer.aiter_raw():
+                    content += data
+                    if len(content) > _MAX_LIST_BYTES:
+                        raise BadAudio(f"{url} lists voices in more than {_MAX_LIST_BYTES} bytes")
         except httpx2.HTTPError as error:
             raise self._lost(error) from error
-        if answer.status_code != 200 or len(answer.content) > _MAX_LIST_BYTES:
+        if answer.status_code != 200:
             raise refusal(url, answer.status_code, "", answer.headers, self._setting)
-        with suppress(ValueError):
-            return names_in(answer.json())
+        with suppress(ValueError, RecursionError):
+            return names_in(json.loads(content))
         return ()
 
     async def speak(self, text: str, voice: ServerVoice, utterance: Utterance) -> AsyncGenerator[bytes, None]:
@@ -123,7 +129,7 @@ async def _why(response: httpx2.Response) -> str:
         content += data
         if len(content) >= _MAX_ERROR_BYTES:
             break
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if words := said(json.loads(content)):
             return words
     return " ".join(content[:_MAX_ERROR_BYTES].decode("utf-8", "replace").split())[:200]

@@ -76,7 +76,7 @@ class OmniSocket(HttpSpeech):
         """Read a message of the server. Raises EngineError for its errors."""
         try:
             message: Any = json.loads(received)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise BadAudio(f"the server sends a message that is no object: {received[:60]!r}")

@@ -107,6 +107,7 @@ def test_events_without_the_last_one_are_a_broken_stream() -> None:
         (event({"type": "speech.audio.error", "error": {"message": "out of memory", "code": "x"}}), "out of memory"),
         (event({"error": "the queue is full"}), "the queue is full"),
         (b"data: {half\n", "not JSON"),
+        (b"data: " + b"[" * 100_000 + b"\n", "not JSON"),
         (event([1]), "no object"),
         (event({"audio": "%%%"}), "not base64"),
         (event({"audio": 7}), "not base64"),
