@@ -85,7 +85,8 @@ class JoinedOracle:
 
     # ------------------------------------------------------- the telephone side
 
-    def frame(self, payload: bytes, now_ns: int) -> None:
+    def frame(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
+        """`came_ns`: it came then, and is played now."""
         self._tally.counts["frames"] += 1
         self._checked(v.FRAMES)
         if len(payload) != 8 * _FRAME_MS:

@@ -19,16 +19,17 @@ _COMPLETE = ("stopped", "call_ended", "max_s")
 
 
 def judge_recordings(
-    folder: Path, recorded: Iterable[tuple[int, str, bytes]], tally: Tally, *, was_killed: bool
+    folder: Path, recorded: Iterable[tuple[int, str, bytes]], tally: Tally, *, may_lack_ends: bool
 ) -> None:
     """Judge and remove all recordings of `folder`. `recorded` has (call, file, samples) of speech that was sent while a
-    call was recorded. `was_killed`: a process may not have written the end of its recordings."""
+    call was recorded. `may_lack_ends`: a process was killed or could write no more, so recordings may be without
+    their end, or not be there."""
     right: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.wav")):
         tally.n_checked[v.RECORDINGS] += 1
         tally.counts["recordings"] += 1
         try:
-            right[path.name] = _judged(path, was_killed=was_killed)
+            right[path.name] = _judged(path, may_lack_ends=may_lack_ends)
         except (OSError, EOFError, ValueError, LookupError, wave.Error) as error:
             tally.violations.append(Violation(v.RECORDINGS, f"{path.name}: {error or type(error).__name__}"))
         for each in (path, path.with_suffix(".jsonl")):
@@ -36,14 +37,14 @@ def judge_recordings(
     for call, name, samples in recorded:
         tally.n_checked[v.RECORDINGS] += 1
         if name not in right:
-            if not was_killed:
+            if not may_lack_ends:
                 tally.violations.append(Violation(v.RECORDINGS, f"{name} is not there", call))
         elif right[name] and samples not in right[name]:
             what = f"{name} does not hold a turn of {len(samples) * 1000 // 2 // RATE_HZ} ms as it was sent"
             tally.violations.append(Violation(v.RECORDINGS, what, call))
 
 
-def _judged(path: Path, *, was_killed: bool) -> bytes:
+def _judged(path: Path, *, may_lack_ends: bool) -> bytes:
     """What was heard in this recording; empty if it ended before its call. Raises ValueError for what is wrong."""
     with wave.open(str(path), "rb") as file:
         form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
@@ -55,11 +56,11 @@ def _judged(path: Path, *, was_killed: bool) -> bytes:
     if len(content) != n_samples * _FRAME_BYTES or n_bytes < len(content):
         raise ValueError(f"its header promises {n_samples * _FRAME_BYTES} bytes of {n_bytes}")
     lines = path.with_suffix(".jsonl").read_bytes().split(b"\n")
-    if was_killed:
+    if may_lack_ends:
         lines = lines[:-1]  # a line that is not complete
     rows = [json.loads(line) for line in lines if line]
     last = rows[-1] if rows else {}
-    if not was_killed:
+    if not may_lack_ends:
         if not rows or rows[0]["type"] != "recording" or last["type"] != "ended":
             raise ValueError(f"its timeline does not begin and end as it should: {str(last)[:100]}")
         is_complete = last["reason"] in _COMPLETE

@@ -78,7 +78,8 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
                 watch.cancel()
     await quiet(subject)
     await asyncio.sleep(_WRITTEN_S)
-    judge_recordings(subject.recordings, around.recorded, around.tally, was_killed=around.may_break)
+    may_lack_ends = around.may_break or bool(kinds & {"fill_disk", "use_up_descriptors"})
+    judge_recordings(subject.recordings, around.recorded, around.tally, may_lack_ends=may_lack_ends)
     around.tally.counts["rounds"] += 1
     around.tally.counts[f"rounds {whole.shape}"] += 1
     around.tally.counts["stops ms"] += stops.total_ns // MS

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from torture import violations as v
-from torture.carriers import TwilioLink
+from torture.carriers import CarrierLink
+from torture.dialects import Twilio
 from torture.letters import sentence
 from torture.links import AudioSocketLink, Link
 from torture.oracle import NativeOracle
@@ -59,7 +60,8 @@ async def _native(around: Surroundings, text: str, *, clears: bool) -> None:
 async def _twilio(around: Surroundings, text: str, *, clears: bool) -> None:
     name = f"CA{uuid.uuid4().hex}"
     bot = _Bot(f"/v1/stream?call={name}&audio=none&words=on", around)
-    media = TwilioLink(around, NativeOracle(Tally(), Stops(), has_media=True, is_lossy=True), name)
+    oracle = NativeOracle(Tally(), Stops(), has_media=True, is_lossy=True)
+    media = CarrierLink(around, oracle, Twilio(name), late="fixed", late_ms=0, seed=1)
     try:
         await bot.connect(around.port)
         await media.connect(around.port)

@@ -84,10 +84,19 @@ class RecordingFile:
         self._wav = self._lines = -1
 
     def _open(self) -> None:
+        """Raises OSError, and leaves no file: without its header it would be no recording."""
         wav, lines = self._paths
-        self._wav = folders.create(wav)
-        self._lines = folders.create(lines)
-        self._put(self._wav, header(0), 0)
+        created: list[Path] = []
+        try:
+            self._wav = folders.create(wav)
+            created.append(wav)
+            self._lines = folders.create(lines)
+            created.append(lines)
+            self._put(self._wav, header(0), 0)
+        except OSError:
+            for path in created:
+                path.unlink(missing_ok=True)
+            raise
 
     def _put(self, descriptor: int, data: bytes, at: int) -> None:
         view = memoryview(data)

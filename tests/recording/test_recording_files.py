@@ -417,3 +417,16 @@ def test_a_lone_surrogate_can_be_written() -> None:
 
 def test_the_header_is_that_of_a_stereo_file() -> None:
     assert len(header(0)) == 44 and header(8000)[4:8] == (32_000 + 36).to_bytes(4, "little")
+
+
+def test_a_file_that_gets_no_header_is_removed(tmp_path: Path) -> None:
+    """A file of 0 bytes is no recording to any reader."""
+    file = a_file(tmp_path)
+
+    def refuse(descriptor: int, data: memoryview, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file._write = refuse
+    file.write(block(0))
+    file.close()
+    assert file.failure == "disk_full" and not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def test_tones_may_come_before_the_event_that_tells_of_them(n_early: int, n_in_t
     call.gets(191, {"type": "started", "turn": "t2"})
     for n in range(n_in_time):
         call.hears(200 + 20 * n, "-")
-    call.gets(1300, {"type": "done", "turn": "t2", "audio_ms": 1000, "chars": 0})
+    call.gets(1300, {"type": "done", "turn": "t2", "audio_ms": 1000, "chars": 0, "underruns": 0})
     assert call.found(2000) == found
 
 
@@ -104,5 +104,5 @@ def test_frames_and_events_that_were_read_late_come_in_any_order(is_stopped: boo
     call.gets(1120, {"type": "started", "turn": "b2"})
     call.hears(1121, "-", 20)
     call.hears(1121, "g", 40)
-    call.gets(1122, {"type": "done", "turn": "t2", "audio_ms": 400, "chars": 0})
+    call.gets(1122, {"type": "done", "turn": "t2", "audio_ms": 400, "chars": 0, "underruns": 0})
     assert set(call.found(3000)) == (set() if is_stopped else {v.DONE, v.CLOCK})
