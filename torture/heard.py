@@ -6,7 +6,6 @@ import argparse
 import itertools
 import multiprocessing
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from harness.report import percentiles, table
@@ -60,7 +59,7 @@ def late_calls(dialect: str, late: str, first: int, n_calls: int) -> Tally:
 
 def row(dialect: str, late: str, tally: Tally) -> dict[str, Any]:
     """What was found for a dialect and a kind of lateness."""
-    errors: Sequence[float] = tally.heard_errors_ms + tally.heard_errors_by_marks_ms
+    errors = sorted((tally.heard_errors_ms + tally.heard_errors_by_marks_ms).elements())
     n_words = tally.n_words_right + tally.n_words_wrong
     told = percentiles(errors)
     return {
@@ -68,7 +67,7 @@ def row(dialect: str, late: str, tally: Tally) -> dict[str, Any]:
         "late": late,
         "up to ms": DIALECTS[dialect].most_late_ms,
         "places": len(errors),
-        "by marks": len(tally.heard_errors_by_marks_ms),
+        "by marks": tally.heard_errors_by_marks_ms.total(),
         "error p99, ms": told.get("p99"),
         "error max, ms": told.get("max"),
         "allowed, ms": DIALECTS[dialect].most_error_ms + (MOST_STALL_MS if late == "stalling" else 0),

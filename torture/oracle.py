@@ -781,7 +781,7 @@ class NativeOracle:
             if place.was_moved or self._stops.within(place.begin_ns, place.end_ns):
                 continue
             errors = self._tally.heard_errors_by_marks_ms if place.by_marks else self._tally.heard_errors_ms
-            errors.append(place.error_ns / MS)
+            errors[round(place.error_ns / MS, 1)] += 1
             if place.has_words:
                 self._tally.n_words_right += place.is_word_right
                 self._tally.n_words_wrong += not place.is_word_right

@@ -36,8 +36,8 @@ def heard(tally: Tally) -> dict[str, Any]:
     """How far the reported place was from the place of the simulated player."""
     n_words = tally.n_words_right + tally.n_words_wrong
     return {
-        "error by clock, ms": percentiles(tally.heard_errors_ms),
-        "error by marks, ms": percentiles(tally.heard_errors_by_marks_ms),
+        "error by clock, ms": percentiles(sorted(tally.heard_errors_ms.elements())),
+        "error by marks, ms": percentiles(sorted(tally.heard_errors_by_marks_ms.elements())),
         "places": n_words,
         "word right": round(tally.n_words_right / n_words, 5) if n_words else None,
     }

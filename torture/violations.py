@@ -52,9 +52,10 @@ class Tally:
     """How often each check had something to judge."""
     violations: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    heard_errors_ms: list[float] = field(default_factory=list)
-    """How far the server's heard_ms was from what the simulated player had played, where the clock told the place."""
-    heard_errors_by_marks_ms: list[float] = field(default_factory=list)
+    heard_errors_ms: Counter[float] = field(default_factory=Counter)
+    """How far the server's heard_ms was from what the simulated player had played, where the clock told the place. How
+    often each error came: a soak has hundreds of thousands, and its own memory must not grow."""
+    heard_errors_by_marks_ms: Counter[float] = field(default_factory=Counter)
     logs: dict[int, list[str]] = field(default_factory=dict)
     """What was sent and what came, of calls in which something did not hold."""
     n_words_right: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -78,7 +79,8 @@ def test_objects_that_stay_are_told_and_tables_that_fill_up_are_not() -> None:
 
 
 def test_a_row_has_the_worst_error_and_the_share_of_right_words() -> None:
-    tally = Tally(heard_errors_ms=[0, 4], heard_errors_by_marks_ms=[19, 1], n_words_right=3, n_words_wrong=1)
+    tally = Tally(heard_errors_ms=Counter([0.0, 4.0]), heard_errors_by_marks_ms=Counter([19.0, 1.0]))
+    tally.n_words_right, tally.n_words_wrong = 3, 1
     tally.violations.append(Violation(HEARD, "wrong"))
     told = row("twilio", "fixed", tally)
     assert (told["places"], told["by marks"], told["error max, ms"], told["word right"], told["wrong"]) == (
