@@ -62,7 +62,9 @@ def test_mixed_rounds_in_the_residual_blocks_alone(
     got = mixed.decode(mel, source, 0, 50, ours)
     vocoder.decode(mel, source, 0, 50, full)
     assert all(value.dtype == torch.float32 for value in ours.values())
-    assert all(torch.equal(ours[name], full[name]) for name in ("conv_pre", "ups0"))
+    # Our kernels add the same float32 products in another order. A bfloat16 product is wrong by 4e-3.
+    for name in ("conv_pre", "ups0"):
+        torch.testing.assert_close(ours[name], full[name], rtol=1e-5, atol=1e-5)
     assert not torch.equal(ours["ups1"], full["ups1"])
     level = level_db(got - want, want)
     assert level < -20 and level < level_db(throughout.decode(mel, source, 0, 50) - want, want) - 3
