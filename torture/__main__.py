@@ -108,7 +108,8 @@ def run_calls(chosen: argparse.Namespace) -> int:
     if not outcome.tally.violations:
         return 0
     for whole, found in outcome.failed[:3]:
-        print(f"\nround {whole.number} fails: python -m torture --seed {whole.seed} --only {whole.number}")
+        again = f"--seed {whole.seed} --per-round {chosen.per_round} --only {whole.number}"
+        print(f"\nround {whole.number} fails: python -m torture {again}")
         if whole.calls and not chosen.no_shrink:
             print(f"its short history:\n{to_json(find_short(whole, found, chosen.defect))}")
     return 1

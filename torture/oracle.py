@@ -442,12 +442,11 @@ class NativeOracle:
             what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
             if not self._has_media and n_lacking:
                 self._wrong(v.DONE, what)
-            elif self._has_media:
+            elif self._has_media and turn.letter:
                 # Frames and events come over two sockets. After a stop of ours the events may be read first. Tones and
-                # sounds have no letter, so the first of them, which come at once, may be taken for the turn before.
+                # sounds have no letter, so they are not told from those of the turn before, nor from silence.
                 late_ns = n_lacking * self._ptime_ns
-                early_ns = CROSS_NS + (0 if turn.letter else self._lead_ns or 0)
-                self._suspicions.append((v.DONE, what, late_ns - early_ns, now_ns - late_ns, now_ns))
+                self._suspicions.append((v.DONE, what, late_ns - CROSS_NS, now_ns - late_ns, now_ns))
         if self._most_error_ns is None and any(not each.letter and each is not turn for each in self._live_begun()):
             # Silent frames of sounds and tones behind it, which a pause took back, are not told from its own.
             self._over(turn, "done", now_ns)

@@ -76,18 +76,17 @@ def test_the_clear_of_a_pause_is_not_that_of_a_hangup(reason: str, found: list[s
     assert call.found(100) == found
 
 
-@pytest.mark.parametrize(("n_early", "n_in_time", "found"), [(8, 42, []), (8, 20, [v.DONE])])
-def test_tones_may_come_before_the_event_that_tells_of_them(n_early: int, n_in_time: int, found: list[str]) -> None:
+def test_tones_may_come_before_the_event_that_tells_of_them() -> None:
     """Both legs are sockets of their own, and the first 200 ms of the tones come at once."""
     call = Watched()
     call.says("b1", "d", 0, 10)
     call.sends(3, {"type": "dtmf", "digits": "1"})
-    call.hears(190, "-", n_early)
+    call.hears(190, "-", 8)
     call.gets(191, {"type": "started", "turn": "t2"})
-    for n in range(n_in_time):
+    for n in range(42):
         call.hears(200 + 20 * n, "-")
     call.gets(1300, {"type": "done", "turn": "t2", "audio_ms": 1000, "chars": 0, "underruns": 0})
-    assert call.found(2000) == found
+    assert call.found(2000) == []
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
@@ -105,4 +104,4 @@ def test_frames_and_events_that_were_read_late_come_in_any_order(is_stopped: boo
     call.hears(1121, "-", 20)
     call.hears(1121, "g", 40)
     call.gets(1122, {"type": "done", "turn": "t2", "audio_ms": 400, "chars": 0, "underruns": 0})
-    assert set(call.found(3000)) == (set() if is_stopped else {v.DONE, v.CLOCK})
+    assert set(call.found(3000)) == (set() if is_stopped else {v.CLOCK})
