@@ -90,15 +90,19 @@ def _fill(disk: Path) -> None:
         filler.write(bytes(1_000_000))
 
 
-async def _stop(pid: int, ms: int, around: Surroundings) -> None:
+async def stop_for(pid: int, ms: int) -> None:
     """SIGSTOP, and SIGCONT after this time."""
-    begin_ns = time.monotonic_ns()
     os.kill(pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(ms / 1000)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+async def _stop(pid: int, ms: int, around: Surroundings) -> None:
+    begin_ns = time.monotonic_ns()
+    await stop_for(pid, ms)
     around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
 
 

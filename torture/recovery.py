@@ -30,7 +30,7 @@ from torture.asterisk_door import PhoneCall, phone_call
 from torture.histories import COSYVOICE2
 from torture.letters import FrameReader
 from torture.links import AudioSocketLink
-from torture.nemesis import RECOVERY_NS
+from torture.nemesis import RECOVERY_NS, stop_for
 from torture.runner import in_loop
 from torture.sandbox import NO_TORCH, has_asterisk, has_torch
 from torture.subject import Subject
@@ -343,13 +343,7 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
     subject, calls = scene.subject, list(scene.calls)
     begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0)
     for ms in _STOPS_MS:
-        pid = subject.cosyvoice2_pid()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(ms / 1000)
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        await stop_for(subject.cosyvoice2_pid(), ms)
         again_ns = time.monotonic_ns()
         await _until(lambda: all(c.is_lost or c.audio_ns > again_ns for c in calls), "all calls speak on")  # noqa: B023
         spoke_ns = max(call.audio_ns for call in calls)

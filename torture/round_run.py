@@ -41,9 +41,6 @@ _WARM_CALL = CallHistory(
 """Sounds and the model that detects voices are loaded by threads that stay: as many as have work at once."""
 _THREADS_SPARE = 2
 """Pools start threads when there is more to do at once."""
-_THREADS_OF_POOLS = 6 + 4 + 4
-"""All that the pools of a front may have: asyncio's own, and those for sounds and for their addresses. A front that was
-stopped has much to do at once. A server with one process is asked which threads are those of its pools."""
 
 
 async def run_round(whole: Round, subject: Subject) -> Tally:
@@ -162,8 +159,7 @@ def _of_others(before: Holdings, after: Holdings) -> list[tuple[str, int, int]]:
     for name in before.others.keys() & after.others.keys():
         had, (n_descriptors, n_threads) = before.others[name], after.others[name]
         found.append((f"descriptors of the {name}", had[0], n_descriptors))
-        n_spare = _THREADS_OF_POOLS if name.startswith("front") else _THREADS_SPARE
-        found.append((f"threads of the {name}", had[1] + n_spare, n_threads))
+        found.append((f"threads of the {name}", had[1] + _THREADS_SPARE, n_threads))
     return found
 
 

@@ -696,12 +696,13 @@ function editorOf({ name, entries }) {
     );
   };
   text.addEventListener("input", () => edits.has(name) && (edits.get(name).text = text.value));
-  const details = element("details", {}, title, text, element("div", { className: "row" }, sentence, button("test", check),
+  const details = element("details", {}, title, text, element("div", { className: "row" }, sentence, button("test", check, { className: "supervised" }),
     button("tryIt", async () => {
       const { spoken } = await check();
       if (spoken.length) await speak(spoken.join(" "));
-    }),
-    button("saveLexicon", save, { className: "main saveLexicon", disabled: !serverState()?.supervises })), told, conflict);
+    }, { className: "supervised" }),
+    button("saveLexicon", save, { className: "main saveLexicon supervised" })), told, conflict);
+  allow(details);
   text.value = edits.get(name)?.text ?? "";
   details.open = edits.has(name); // as it was before the page was written anew
   details.addEventListener("toggle", () => {
@@ -726,6 +727,11 @@ function load() {
   loadLexicons();
 }
 
+// To test or save a lexicon needs a supervisor's token.
+function allow(part) {
+  for (const button of part.querySelectorAll(".supervised")) button.disabled = !serverState()?.supervises;
+}
+
 // The state of the server comes every few seconds. What depends on it is written again only if that has changed.
 let known = "";
 function state(server) {
@@ -733,7 +739,7 @@ function state(server) {
   if (now === known) return;
   known = now;
   showForm();
-  for (const button of lexicons.querySelectorAll(".saveLexicon")) button.disabled = !server?.supervises;
+  allow(lexicons);
   if (!recording) return;
   showCheck();
   if (server?.can_add_voices && !recording.verdict) askCheck(recording);

@@ -114,7 +114,7 @@ class Gate:
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Raises TelephonyTTSError if a web page sent the request that may not use the server."""
         here = scope["server"][0]
-        why_not = self._server.origin_refusal(here, headers) or self._server.bent_name_refusal(here, headers)
+        why_not = self._server.origin_refusal(here, headers) or self._server.rebinding_refusal(here, headers)
         if why_not is not None:
             metrics.REFUSED.labels(reason="origin").inc()
             raise TelephonyTTSError(why_not.strip(), code="origin")

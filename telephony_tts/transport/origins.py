@@ -64,9 +64,9 @@ def is_allowed(
     return not is_loopback(local_address) and (has_tokens or _is_address(page.host))
 
 
-def is_bent_name(host: str, local_address: str, listed: Sequence[str], public_url: str | None) -> bool:
-    """Whether a request without `Origin` may come from a page of DNS rebinding: its `host` is a name that anyone could
-    have registered, and it came to `local_address` on loopback.
+def may_be_rebound(host: str, local_address: str, listed: Sequence[str], public_url: str | None) -> bool:
+    """Whether a request without `Origin` may come from a page that uses DNS rebinding: its `host` is a name that
+    anyone could have registered, and it came to `local_address` on loopback.
 
     Browsers send no `Origin` with a GET to the page's own host. Names of the operator, in `listed` and `public_url`,
     are trusted, and so are names that no public registry gives away.

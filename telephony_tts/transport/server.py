@@ -714,14 +714,14 @@ class Server:
         shown = origin[:_MAX_SHOWN_CHARS]
         return f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
 
-    def bent_name_refusal(self, here: str, headers: Headers) -> str | None:
-        """Why an HTTP request without `Origin` is refused: it may come from a page of DNS rebinding. A server with
-        tokens needs no such check, because the page has none. `here` is our own address."""
+    def rebinding_refusal(self, here: str, headers: Headers) -> str | None:
+        """Why an HTTP request without `Origin` is refused: it may come from a page that uses DNS rebinding. A server
+        with tokens needs no such check, because the page has none. `here` is our own address."""
         settings = self.settings.server
         host = _only(headers, "Host")
         if "Origin" in headers or not self.settings.keys.is_open:
             return None
-        if not origins.is_bent_name(host, here, settings.origins, settings.public_url):
+        if not origins.may_be_rebound(host, here, settings.origins, settings.public_url):
             return None
         return (
             f"requests for the host {host[:_MAX_SHOWN_CHARS]!r} are not served without a token: a web page may have "

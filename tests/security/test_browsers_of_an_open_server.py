@@ -21,7 +21,7 @@ async def statuses(rig: Rig, host: str) -> list[int]:
     return [(await get(rig, path, host)).status for path in PATHS]
 
 
-def test_a_page_whose_name_was_bent_to_this_machine_reads_nothing() -> None:
+def test_a_page_that_uses_dns_rebinding_reads_nothing() -> None:
     async def main() -> None:
         async with serving() as rig:
             for host in (f"evil.example.com:{rig.port}", "EVIL.example.com", "127.0.0.1.evil.example"):
