@@ -44,14 +44,8 @@ class JoinedCall:
         self._oracle = JoinedOracle(
             around.tally, around.stops, call=number, delay_ns=delay_ns, may_fail=around.may_fail
         )
-        self._media = CarrierLink(
-            around,
-            self._oracle,
-            Twilio(self._name),
-            late="fixed",
-            late_ms=call.options["delay_ms"],
-            seed=call.seed,  # type: ignore[arg-type]
-        )
+        dialect, late_ms = Twilio(self._name), call.options["delay_ms"]
+        self._media = CarrierLink(around, self._oracle, dialect, late="fixed", late_ms=late_ms, seed=call.seed)  # type: ignore[arg-type]
         self._speaking: dict[JoinedRequest, asyncio.Task[None]] = {}
         self._is_torn = False
 
