@@ -20,7 +20,7 @@ from torture.joined_calls import JoinedCall
 from torture.letters import MS_PER_LETTER, FrameReader
 from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
-from torture.recordings import RATE_HZ
+from torture.recordings import RATE_HZ, Recorded
 from torture.script import Script
 from torture.surroundings import Surroundings
 from torture.vendor_doors import vendor_call
@@ -108,7 +108,7 @@ async def _native_call(
         link.close()
         if not link.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=link.torn)
-            around.recorded += [(number, *each) for each in oracle.recorded]
+            around.recorded += [Recorded(number, *each, oracle.log_lines()) for each in oracle.recorded]
     return True
 
 
@@ -180,7 +180,7 @@ async def _carrier_call(
         media.close()
         if not bot.was_taken:
             oracle.finish(time.monotonic_ns(), is_torn=bot.torn)
-            around.recorded += [(number, *each) for each in oracle.recorded]
+            around.recorded += [Recorded(number, *each, oracle.log_lines()) for each in oracle.recorded]
     return True
 
 

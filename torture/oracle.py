@@ -883,11 +883,14 @@ class NativeOracle:
         """A line of the log of this call, written when something does not hold. A frame is its letter."""
         self._log.append((now_ns, who, what))
 
+    def log_lines(self) -> list[str]:
+        """The log of this call, with milliseconds since its first line."""
+        return [f"{(at - self._log[0][0]) / MS:8.1f} {who} {what}" for at, who, what in self._log]
+
     def _wrong(self, check: str, what: str) -> None:
         self._log.append((self._log[-1][0] if self._log else 0, "!", f"{check}: {what}"))
         if self._call is not None:
-            begin_ns = self._log[0][0]
-            self._tally.logs[self._call] = [f"{(at - begin_ns) / MS:8.1f} {who} {what}" for at, who, what in self._log]
+            self._tally.logs[self._call] = self.log_lines()
         self._tally.violations.append(Violation(check, what, self._call))
 
 

@@ -6,6 +6,7 @@ import json
 import wave
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,19 @@ _FRAME_BYTES = 4
 _COMPLETE = ("stopped", "call_ended", "max_s")
 
 
-def judge_recordings(
-    folder: Path, recorded: Iterable[tuple[int, str, bytes]], tally: Tally, *, may_lack_ends: bool
-) -> None:
-    """Judge and remove all recordings of `folder`. `recorded` has (call, file, samples) of speech that was sent while a
-    call was recorded. `may_lack_ends`: a process was killed or could write no more, so recordings may be without
-    their end, or not be there."""
+class Recorded(NamedTuple):
+    """Speech that was sent while a call was recorded: 16-bit samples of 8 kHz that the file must hold."""
+
+    call: int
+    file: str
+    samples: bytes
+    log: list[str]
+    """What was sent and received in the call, for the case that the file does not hold them."""
+
+
+def judge_recordings(folder: Path, recorded: Iterable[Recorded], tally: Tally, *, may_lack_ends: bool) -> None:
+    """Judge and remove all recordings of `folder`. `may_lack_ends`: a process was killed or could write no more, so
+    recordings may be without their end, or not be there."""
     right: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.wav")):
         tally.n_checked[v.RECORDINGS] += 1
@@ -34,14 +42,15 @@ def judge_recordings(
             tally.violations.append(Violation(v.RECORDINGS, f"{path.name}: {error or type(error).__name__}"))
         for each in (path, path.with_suffix(".jsonl")):
             each.unlink(missing_ok=True)
-    for call, name, samples in recorded:
+    for call, name, samples, log in recorded:
         tally.n_checked[v.RECORDINGS] += 1
         if name not in right:
             if not may_lack_ends:
                 tally.violations.append(Violation(v.RECORDINGS, f"{name} is not there", call))
-        elif right[name] and samples not in right[name]:
+        elif right[name] and _without_markers(samples) not in right[name]:
             what = f"{name} does not hold a turn of {len(samples) * 1000 // 2 // RATE_HZ} ms as it was sent"
             tally.violations.append(Violation(v.RECORDINGS, what, call))
+            tally.logs[call] = log
 
 
 def _judged(path: Path, *, may_lack_ends: bool) -> bytes:
@@ -68,4 +77,10 @@ def _judged(path: Path, *, may_lack_ends: bool) -> bytes:
             told_ms = last["length_ms"]
             raise ValueError(f"it has {n_samples} samples in {n_bytes} bytes, and its timeline {told_ms} ms")
     is_whole = last.get("type") == "ended" and last["reason"] in _COMPLETE
-    return np.frombuffer(content, "<i2")[1::2].tobytes() if is_whole else b""
+    return _without_markers(np.frombuffer(content, "<i2")[1::2].tobytes()) if is_whole else b""
+
+
+def _without_markers(samples: bytes) -> bytes:
+    """A jambonz gets 0 for each sample of -1, which it would take for a mark. The recording has the -1."""
+    pcm = np.frombuffer(samples, "<i2")
+    return np.where(pcm == -1, 0, pcm).astype("<i2").tobytes()

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from torture.recordings import Recorded
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
@@ -40,7 +41,7 @@ class Surroundings:
     """The server may have no room for a new connection."""
     may_break: bool = False
     """A process that holds calls is killed, so that connections break."""
-    recorded: list[tuple[int, str, bytes]] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
     """(call, file, samples) of what recordings must hold."""
     crashes: list[str] = field(default_factory=list)
     """Errors of our own clients."""

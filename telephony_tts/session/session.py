@@ -466,6 +466,8 @@ class Session:
         if not hit:
             return False
         self._dirty = True
+        if reason == "barge_in":
+            self.caller.ended_turns = True
         keep = [turn for turn in self.turns if turn not in hit]
         sounded = [turn for turn in hit if turn.playout.n_sent or turn.heard_samples]
         positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded + keep}

@@ -37,6 +37,8 @@ from telephony_tts.wire.vonage import VonageCodec
 from torture.fuzz.judge import FuzzTarget
 
 SEPARATOR = b"\x1e"
+_MOST_MESSAGES = 1_000
+"""The messages of an input that are read: each has its own time, and not all of 30,000 together."""
 MOST_MESSAGE_CHARS = 1_000
 """Of an error message: it quotes a little of what was wrong."""
 _FROM_BOT, _FROM_MEDIA, _STEPS = get_args(m.FromBot), get_args(m.FromMedia), get_args(Step)
@@ -50,7 +52,7 @@ def connection(*messages: bytes | str | dict[str, Any]) -> bytes:
 
 def messages_of(data: bytes) -> Iterable[tuple[bytes, bool]]:
     """(payload, whether it is text) of each message."""
-    for part in data.split(SEPARATOR):
+    for part in data.split(SEPARATOR, _MOST_MESSAGES)[:_MOST_MESSAGES]:
         yield (part[1:], False) if part[:1] == b"\0" else (part, True)
 
 

@@ -105,7 +105,8 @@ class Caller:
         """When we began to speak without a pause."""
         self._is_due = False
         """The caller has begun to speak over us, and has not interrupted us yet."""
-        self._did_interrupt = False
+        self.ended_turns = False
+        """Whether the caller's speech, which goes on or was the last, has ended turns. A pause ends none."""
         self._sent: deque[tuple[bytes, int]] = deque()
         """(frame, when it is heard) of recent frames, kept while barge-in is off: the echo gate needs them when it is
         turned on."""
@@ -334,13 +335,13 @@ class Caller:
             return
         if change is Change.BEGAN:
             self._is_due = self._sounding_ns is not None
-            self._did_interrupt = False
+            self.ended_turns = False
             self._out.append(CallerSpeech("speaking", self._on_clock(spurt.begun_ms)))
         elif change is Change.ENDED:
             self._is_due = False
             spoken_ms = spurt.voice_end_ms - spurt.begun_ms
             self._out.append(
-                CallerSpeech("silent", self._on_clock(spurt.voice_end_ms), spoken_ms, self._did_interrupt)
+                CallerSpeech("silent", self._on_clock(spurt.voice_end_ms), spoken_ms, self.ended_turns)
             )
 
     def _on_clock(self, at_ms: int) -> int | None:
@@ -365,7 +366,7 @@ class Caller:
         return self._n_heard * 1000 // RATE_HZ + max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
 
     def interrupts(self, now_ns: int) -> bool:
-        """Whether the caller interrupts all turns now: once for each talk spurt, after the hold-off."""
+        """Whether the caller interrupts or pauses all turns now: once for each talk spurt, after the hold-off."""
         if not self._is_due or self._sounding_ns is None:
             return False
         if self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms > _STILL_MS:
@@ -373,7 +374,6 @@ class Caller:
         if now_ns < self._sounding_ns + self._spurt.settings.hold_off_ms * _MS:
             return False
         self._is_due = False
-        self._did_interrupt = True
         # The next turn begins anew, however soon that is, so the hold-off also follows an interruption.
         self._sounding_ns = None
         return True

@@ -31,6 +31,8 @@ def test_a_short_voice_only_pauses() -> None:
     assert 4000 + voice_ms + 600 < resumed_ms < 4000 + voice_ms + 1100
     assert not [at_ms for at_ms in line.when(m.Frame) if paused_ms < at_ms < resumed_ms]
     assert line.when(m.MediaClear) and not line.when(m.Cleared)
+    silent = line.of(m.CallerSpeech)[-1]
+    assert (silent.state, silent.interrupted) == ("silent", False), "a pause has ended no turn"
     line.listen(30_000)
     assert line.when(m.Done), "all of it was spoken"
 
@@ -42,6 +44,8 @@ def test_a_long_voice_interrupts_after_all() -> None:
     assert cleared.heard_ms == paused.heard_ms
     (paused_ms,), (cleared_ms,) = line.when(m.Paused), line.when(m.Cleared)
     assert 600 < cleared_ms - paused_ms < 1300 and not line.when(m.Resumed)
+    silent = line.of(m.CallerSpeech)[-1]
+    assert (silent.state, silent.interrupted) == ("silent", True)
 
 
 def test_a_bot_that_clears_in_time_gets_what_was_heard() -> None:
@@ -55,6 +59,7 @@ def test_a_bot_that_clears_in_time_gets_what_was_heard() -> None:
     assert cleared.reason == "clear" and cleared.heard_text == paused.heard_text
     line.listen(9000)
     assert len(line.of(m.Cleared)) == 1 and not line.when(m.Resumed)
+    assert line.of(m.CallerSpeech)[-1].interrupted is False, "the bot has ended the turn, not the caller"
 
 
 def test_a_bot_takes_over_a_pause_by_voice() -> None:

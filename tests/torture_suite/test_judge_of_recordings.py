@@ -1,0 +1,42 @@
+"""The judge of recordings: what a file must hold of speech that was sent."""
+
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torture import violations as v
+from torture.recordings import RATE_HZ, Recorded, judge_recordings
+from torture.violations import Tally
+
+FILE = "call.wav"
+HEARD = np.array([0, 5, -1, 900, -1, -7, 12, 0], "<i2")
+
+
+def judged(folder: Path, sent: list[int]) -> Tally:
+    """A recording of `HEARD`, beside which `sent` went to the telephone."""
+    with wave.open(str(folder / FILE), "wb") as file:
+        file.setparams((2, 2, RATE_HZ, 0, "NONE", ""))
+        file.writeframes(np.stack([np.zeros_like(HEARD), HEARD], axis=1).tobytes())
+    rows = [{"type": "recording"}, {"type": "ended", "reason": "stopped", "length_ms": len(HEARD) * 1000 // RATE_HZ}]
+    (folder / "call.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tally = Tally()
+    samples = np.array(sent, "<i2").tobytes()
+    judge_recordings(folder, [Recorded(3, FILE, samples, ["what was sent"])], tally, may_lack_ends=False)
+    return tally
+
+
+@pytest.mark.parametrize("sent", [[5, -1, 900, -1], [5, 0, 900, 0, -7]])
+def test_a_jambonz_gets_zero_for_minus_one_and_the_recording_keeps_it(tmp_path: Path, sent: list[int]) -> None:
+    assert judged(tmp_path, sent).violations == [] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sent", [[5, -1, 901], [5, 900], [900, -2, -7], [5, -1, 900, -1, -7, 12, 0, 0]])
+def test_other_samples_than_those_that_were_sent_are_found(tmp_path: Path, sent: list[int]) -> None:
+    tally = judged(tmp_path, sent)
+    assert [(each.check, each.call) for each in tally.violations] == [(v.RECORDINGS, 3)]
+    assert tally.logs[3] == ["what was sent"], "the log of the call is kept"
