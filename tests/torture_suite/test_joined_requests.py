@@ -4,6 +4,7 @@ broken promise that is like it."""
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -102,3 +103,39 @@ def test_a_client_that_leaves_while_it_connects_has_left(monkeypatch: pytest.Mon
             await asyncio.wait_for(lost.wait(), 2)
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_the_time_of_an_answer_has_no_stops_in_it(monkeypatch: pytest.MonkeyPatch, is_stopped: bool) -> None:
+    """The head of the answer comes at once, and its first piece when the time is over."""
+    monkeypatch.setattr(http_doors, "_ANSWER_S", 0.3)
+
+    async def use() -> bytes:
+        over = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n2")
+            await asyncio.sleep(0.6)
+            writer.write(b"\r\nab\r\n")
+            writer.close()
+            over.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            stops = Stops()
+            client = HttpClient(Surroundings(server.sockets[0].getsockname()[1], Tally(), stops))
+            try:
+                assert await client.ask("/", {}) == (200, b"")
+                if is_stopped:
+                    now_ns = time.monotonic_ns()
+                    stops.add(now_ns, now_ns + 5_000 * MS)
+                return await client.chunk()
+            finally:
+                await over.wait()
+                client.disconnect()
+                await asyncio.sleep(0.05)
+
+    if is_stopped:
+        assert asyncio.run(use()) == b"ab"
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(use())
