@@ -121,6 +121,7 @@ class JoinedCall:
                 if set(piece) - ({0} if self._form.codec == "pcm" else {0xFF, 0x7F}):
                     self._oracle.wrong(v.SILENCE, f"the response of {request.letter} is not silent")
             request.ended_ns = time.monotonic_ns()
+            self._oracle.note(request.ended_ns, "<", f"the response of {request.letter} is over")
         except _BROKEN as error:
             request.ended_ns = time.monotonic_ns()
             request.status = 0
@@ -132,6 +133,7 @@ class JoinedCall:
         """The client closes the connection, which interrupts its turn and no other one."""
         self._around.tally.counts["clears"] += 1
         request.left_ns = time.monotonic_ns()
+        self._oracle.note(request.left_ns, ">", f"the client of {request.letter} leaves")
         task = self._speaking[request]
         task.cancel()
         await asyncio.wait((task,))

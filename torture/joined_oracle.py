@@ -7,6 +7,7 @@ side of a carrier uses.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 
 from torture import violations as v
@@ -26,6 +27,7 @@ _MISSING_MS = 2 * MS_PER_LETTER
 """The last word may end with silence that is not sent."""
 _PIECES_MS = 120
 """The response is silence for some frames at a time, and those behind the last time are told at its end."""
+_LOG_LINES = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,10 @@ class JoinedRequest:
     first_ns: int = 0
     is_moved: bool = False
     """Frames were dropped that may come again."""
+    dropped_ns: int = 0
+    """When the telephone was told last to drop what it had not played."""
+    again_until_ns: int = 0
+    """When it would have played all of that: by then what is sent again has come."""
     is_passed: bool = False
     """Another request has been heard after it."""
 
@@ -70,6 +76,7 @@ class JoinedOracle:
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond its tolerance, from when to when stops excuse it)."""
         self.hung_up_ns = 0
+        self._log: deque[tuple[int, str, str]] = deque(maxlen=_LOG_LINES)
 
     def free_letter(self) -> str | None:
         """A letter of no live request; the one that was used longest ago."""
@@ -81,6 +88,7 @@ class JoinedOracle:
         self._tally.counts["turns"] += 1
         request = JoinedRequest(letter, n_chars, now_ns)
         self.requests.append(request)
+        self.note(now_ns, ">", f"{letter} asked, {n_chars} letters")
         return request
 
     # ------------------------------------------------------- the telephone side
@@ -92,6 +100,7 @@ class JoinedOracle:
         if len(payload) != 8 * _FRAME_MS:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {8 * _FRAME_MS}")
         letter = self._reader.letter(payload)
+        self.note(now_ns, "<", letter or "-")
         request = self._speaking
         if letter:
             self._checked(v.SILENCE)
@@ -118,16 +127,21 @@ class JoinedOracle:
             what = f"audio of {letter} {late_ns / MS:.0f} ms after its client was gone"
             self._suspect(v.SILENCE, what, late_ns - _NOTICED_NS, request.left_ns, now_ns)
         elif request.ended_ns:
-            late_ns = now_ns - request.ended_ns
-            what = f"audio of {letter} {late_ns / MS:.0f} ms after the end of its response"
+            was_over = request.dropped_ns and request.ended_ns < request.dropped_ns + CROSS_NS
+            end_ns = max(request.ended_ns, request.again_until_ns) if was_over else request.ended_ns
+            late_ns = now_ns - end_ns
+            what = f"audio of {letter} {(now_ns - request.ended_ns) / MS:.0f} ms after the end of its response"
             self._suspect(v.DONE, what, late_ns - CROSS_NS, request.ended_ns - CROSS_NS, now_ns)
 
     def media_clear(self, now_ns: int) -> None:
         self._tally.counts["media clears"] += 1
+        self.note(now_ns, "<", "clear")
+        until_ns = max(now_ns, self.player.end_ns)
         self.player.drop(now_ns)
         for request in self.requests:
             if not request.ended_ns or now_ns - request.ended_ns < 2_000 * MS:
                 request.is_moved = True
+                request.dropped_ns, request.again_until_ns = now_ns, until_ns
 
     # --------------------------------------------------------------------- end
 
@@ -174,5 +188,13 @@ class JoinedOracle:
     def _checked(self, check: str) -> None:
         self._tally.n_checked[check] += 1
 
+    def note(self, now_ns: int, who: str, what: str) -> None:
+        """A line of the log of this call, written when something does not hold. A frame is its letter."""
+        self._log.append((now_ns, who, what))
+
     def _wrong(self, check: str, what: str) -> None:
+        self.note(self._log[-1][0] if self._log else 0, "!", f"{check}: {what}")
+        if self._call is not None:
+            begin_ns = self._log[0][0]
+            self._tally.logs[self._call] = [f"{(at - begin_ns) / MS:8.1f} {who} {what}" for at, who, what in self._log]
         self._tally.violations.append(Violation(check, what, self._call))

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -56,8 +57,8 @@ class HttpServer:
         _, path = split_call(path)
         return any(path == fixed or path.startswith(fixed + "/") for fixed in self._paths)
 
-    def connection(self, take_back: TakeBack) -> asyncio.Protocol:
-        return HttpConnection(self._config, self._state, self._log, take_back)
+    def connection(self, take_back: TakeBack, lost: Callable[[], None]) -> asyncio.Protocol:
+        return HttpConnection(self._config, self._state, self._log, take_back, lost)
 
     async def close(self) -> None:
         """End the requests that still run. Connections between two requests are not here."""
@@ -78,11 +79,18 @@ class HttpServer:
 class HttpConnection(H11Protocol):
     """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
 
-    def __init__(self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack) -> None:
+    def __init__(
+        self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack, lost: Callable[[], None]
+    ) -> None:
         self._is_broken = False
         super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
+        self._lost = lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lost()
 
     def cut_off(self, at_once: bool) -> None:
         """End a response that cannot be completed, so that its client sees it. `at_once` drops what it has not read."""

@@ -38,9 +38,9 @@ class HttpSide(Protocol):
     def owns(self, path: str) -> bool:
         """Whether a request for this path belongs to it."""
 
-    def connection(self, take_back: TakeBack) -> asyncio.Protocol:
+    def connection(self, take_back: TakeBack, lost: Callable[[], None]) -> asyncio.Protocol:
         """The protocol of one request. It gets all bytes of the request, from the first, and gives the connection back
-        when it can be used again."""
+        when it can be used again, or tells that it is lost."""
 
     async def close(self) -> None:
         """End all requests."""
@@ -95,6 +95,8 @@ class IncomingConnection(asyncio.Protocol):
         self._is_decided = False
         """The head is complete. What comes now belongs to whoever serves it."""
         self._lost: asyncio.Future[None] | None = None
+        self._release: Callable[[], None] | None = None
+        """Undoes the claim of the call that the HTTP request names."""
         self.protocol = protocol  # the library looks for it here when it chooses a subprotocol
         self._websocket = websocket
         self._http = http
@@ -115,6 +117,7 @@ class IncomingConnection(asyncio.Protocol):
 
     def take_back(self, transport: asyncio.Transport, data: bytes) -> None:
         """Decide about the next request of a connection. `data` are the bytes of it that are there already."""
+        self._request_over()
         self.transport = transport
         self.moved = None
         self._head, self._is_decided = RequestHead(any_method=True), False
@@ -148,6 +151,7 @@ class IncomingConnection(asyncio.Protocol):
         return protocol.eof_received() if protocol is not None else None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._request_over()
         self._stop_timer()
         self.transport = None
         if self._lost is not None and not self._lost.done():
@@ -167,6 +171,15 @@ class IncomingConnection(asyncio.Protocol):
     @property
     def is_tls(self) -> bool:
         return self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
+
+    def until_answered(self, release: Callable[[], None]) -> None:
+        """Call `release` when the HTTP request has its response, or the connection is lost."""
+        self._release = release
+
+    def _request_over(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
     def stop_reading(self) -> None:
         """The request will be moved: its bytes stay where they are."""
@@ -202,7 +215,7 @@ class IncomingConnection(asyncio.Protocol):
         self._stop_timer()
         if transport is None or transport.is_closing():
             return None
-        protocol = self._http.connection(self.take_back) if is_http else self._websocket()
+        protocol = self._http.connection(self.take_back, self._request_over) if is_http else self._websocket()
         data = bytes(self._bytes)
         self._bytes.clear()
         transport.set_protocol(protocol)

@@ -371,17 +371,22 @@ class Server:
         if not incoming.is_websocket and not incoming.is_http:
             return False
         n_moves = 0 if incoming.moved is None else incoming.moved.n_moves
-        to = None
+        to, why = None, "call"
         call = call_in(head) if incoming.is_websocket else call_of_http(head.target)
-        if call is not None and n_moves < MAX_MOVES:
-            try:
+        may_find = call is not None and n_moves < MAX_MOVES
+        try:
+            if call is not None and may_find:
                 to = fronts.owner(call)
-            except ClaimFailed as error:
-                self._outside_log.error("claim_failed", call=call, why=error.message)
-        why = "call"
-        # To spread TLS connections would mean to copy every byte of them to the other front.
-        if to is None and n_moves == 0 and not incoming.is_tls and not self.draining:
-            to, why = fronts.better(), "load"
+            # To spread TLS connections would mean to copy every byte of them to the other front.
+            if to is None and n_moves == 0 and not incoming.is_tls and not self.draining:
+                to, why = fronts.better(), "load"
+            if to is None and call is not None and may_find and incoming.is_http:
+                # No other front begins the call while this one reads the body.
+                to, why = fronts.claim(call), "call"
+                if to is None:
+                    incoming.until_answered(partial(fronts.release, call))
+        except ClaimFailed as error:
+            self._outside_log.error("claim_failed", call=call, why=error.message)
         if to is None:
             return False
         incoming.stop_reading()

@@ -341,6 +341,56 @@ def test_an_http_request_joins_the_call_of_another_front(server: FrontServer) ->
     run(main)
 
 
+def test_an_http_request_and_a_telephone_begin_one_call_at_two_fronts(server: FrontServer) -> None:
+    """The front that has the head of the request keeps the call for it, until it has answered. The telephone comes to
+    the other front, before the body."""
+    body = json.dumps({"input": SENTENCE, "model": "tts-1", "voice": "alloy", "response_format": "pcm"}).encode()
+
+    async def main() -> None:
+        n_moved = server.moved("start")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(
+            b"POST /calls/CA-body/v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        await until(lambda: server.owner("CA-body") is not None, "the claim of the request")
+        owner = server.owner("CA-body")
+        assert owner is not None
+        async with at_other(server, owner, calling(server.url("/media/twilio"), "CA-body")) as peer:
+            await peer.start()
+            await until(lambda: server.moved("start") == n_moved + 1, "the telephone at the front of the request")
+            writer.write(body)
+            answer = await asyncio.wait_for(reader.read(), 15)
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"0\r\n\r\n"), answer[:200]
+            samples = rendering([SENTENCE])
+            await until(lambda: sum(map(len, peer.played)) >= 0.95 * len(samples), "the speech at the telephone")
+            assert correlation(decoded(peer.played), samples) > 0.98
+            assert server.owner("CA-body") == owner
+        writer.close()
+        await until(lambda: server.owner("CA-body") is None, "the claim is gone")
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["answered", "lost"])
+def test_a_request_that_is_over_keeps_no_call(server: FrontServer, how: str) -> None:
+    """A request on a connection that stays open, and a connection that is lost before the body."""
+
+    async def main() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        if how == "answered":
+            writer.write(b"GET /calls/CA-over/v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        else:
+            writer.write(b"POST /calls/CA-over/v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+            await until(lambda: server.owner("CA-over") is not None, "the claim of the request")
+            writer.transport.abort()
+        await until(lambda: server.owner("CA-over") is None, "the claim is gone")
+        writer.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_a_bot_of_a_vendor_comes_back_through_another_front(server: FrontServer, door: str) -> None:
     path, messages = DOORS[door]

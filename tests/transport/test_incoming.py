@@ -44,7 +44,7 @@ class Http:
     def owns(self, path: str) -> bool:
         return path == "/x"
 
-    def connection(self, take_back: object) -> asyncio.Protocol:
+    def connection(self, take_back: object, lost: object) -> asyncio.Protocol:
         return Receiver()
 
     async def close(self) -> None: ...
