@@ -93,8 +93,8 @@ class LiveRecording:
         )  # fmt: skip
         session.listeners.append(self)
         metrics.RECORDINGS_LIVE.inc()
-        self._flush(0)  # a file that cannot be opened is known soon
-        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._tick)
+        # At once, so that a file that cannot be opened is known soon.
+        self._timer = asyncio.get_running_loop().call_later(0, self._tick)
         self._log.info("recording_started", file=self._file.name)
 
     def received(self, message: FromBot | FromMedia, now_ns: int) -> None:

@@ -159,7 +159,7 @@ def test_a_recording_that_fails_tells_the_length_of_its_file(tmp_path: Path, mon
 
     async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
         live = begin()
-        await until(lambda: live._file.n_samples > 0, "a block in the file")
+        await until(lambda: live._file.n_samples > 800, "a block in the file")
 
         def full(*_: Any) -> int:
             time.sleep(0.1)
