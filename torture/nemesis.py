@@ -23,6 +23,8 @@ MS = 1_000_000
 _AFTER_STOP_NS = 30 * MS
 """A process that goes on has so long to catch up."""
 _FLOOD = 400
+_FREED_NS = 1000 * MS
+"""A server notices by then that connections were closed, and has their descriptors again."""
 _PROBE_S = 3.0
 _NO_NAMES_S = 14.0
 """At most. A turn waits for an engine for 10 s."""
@@ -80,7 +82,7 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
                 around.media_port = subject.media_port
                 await _recovers(around, "bridge")
             case "use_up_descriptors":
-                await _use_up_descriptors(around.port, fault.n)
+                await _use_up_descriptors(fault.n, around)
             case "fill_disk" if subject.disk is not None:
                 await asyncio.to_thread(_fill, subject.disk)
 
@@ -190,8 +192,9 @@ async def first_speech(port: int, within_s: float = 20, *, lang: str = "") -> No
         await asyncio.sleep(0.02)
 
 
-async def _use_up_descriptors(port: int, hold_ms: int) -> None:
+async def _use_up_descriptors(hold_ms: int, around: Surroundings) -> None:
     """Open connections until the server has no descriptor left, hold them, and let go."""
+    begin_ns = time.monotonic_ns()
     opened: list[socket.socket] = []
     loop = asyncio.get_running_loop()
     try:
@@ -200,8 +203,9 @@ async def _use_up_descriptors(port: int, hold_ms: int) -> None:
             end.setblocking(False)
             opened.append(end)
             with suppress(OSError, TimeoutError):
-                await asyncio.wait_for(loop.sock_connect(end, ("127.0.0.1", port)), 0.5)
+                await asyncio.wait_for(loop.sock_connect(end, ("127.0.0.1", around.port)), 0.5)
         await asyncio.sleep(hold_ms / 1000)
     finally:
         for end in opened:
             end.close()
+        around.no_descriptors.add(begin_ns, time.monotonic_ns() + _FREED_NS)

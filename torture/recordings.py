@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from torture import violations as v
-from torture.violations import Tally, Violation
+from torture.violations import Stops, Tally, Violation
 
 RATE_HZ = 8000
 _HEADER_BYTES = 44
 _FRAME_BYTES = 4
-_COMPLETE = ("stopped", "call_ended", "max_s")
+_COMPLETE = ("stopped", "call_ended")
+"""No recording of the torture is long enough to end with `max_s` or `max_mb`."""
 
 
 class Recorded(NamedTuple):
@@ -29,17 +30,28 @@ class Recorded(NamedTuple):
     """What was sent and received in the call, for the case that the file does not hold them."""
 
 
-def judge_recordings(folder: Path, recorded: Iterable[Recorded], tally: Tally, *, may_lack_ends: bool) -> None:
-    """Judge and remove all recordings of `folder`. `may_lack_ends`: a process was killed or could write no more, so
-    recordings may be without their end, or not be there."""
+def judge_recordings(
+    folder: Path,
+    recorded: Iterable[Recorded],
+    tally: Tally,
+    *,
+    may_lack_ends: bool,
+    no_descriptors: Stops,
+    may_be_full: bool,
+) -> None:
+    """Judge and remove all recordings of `folder`, and what the server told of their ends. `may_lack_ends`: a process
+    was killed or could write no more, so recordings may be without their end, or not be there. `no_descriptors`: when
+    the server could open no file. `may_be_full`: the disk is small."""
     right: dict[str, bytes] = {}
+    lengths_ms: dict[str, int] = {}
     for path in sorted(folder.glob("*.wav")):
         tally.n_checked[v.RECORDINGS] += 1
         tally.counts["recordings"] += 1
         try:
-            right[path.name] = _judged(path, may_lack_ends=may_lack_ends)
+            right[path.name], lengths_ms[path.name] = _judged(path, may_lack_ends=may_lack_ends)
         except (OSError, EOFError, ValueError, LookupError, wave.Error) as error:
             tally.violations.append(Violation(v.RECORDINGS, f"{path.name}: {error or type(error).__name__}"))
+            lengths_ms[path.name] = -1
         for each in (path, path.with_suffix(".jsonl")):
             each.unlink(missing_ok=True)
     for call, name, samples, log in recorded:
@@ -51,10 +63,23 @@ def judge_recordings(folder: Path, recorded: Iterable[Recorded], tally: Tally, *
             what = f"{name} does not hold a turn of {len(samples) * 1000 // 2 // RATE_HZ} ms as it was sent"
             tally.violations.append(Violation(v.RECORDINGS, what, call))
             tally.logs[call] = log
+    for end in tally.recording_ends:
+        is_excused = {
+            "disk_full": may_be_full,
+            "write_failed": no_descriptors.within(end.begin_ns, end.end_ns) > 0,
+        }  # fmt: skip
+        if not is_excused.get(end.reason, end.reason in _COMPLETE):
+            tally.violations.append(Violation(v.RECORDINGS, f"a recording ended with {end.reason}", end.call))
+        length_ms = lengths_ms.get(end.file, 0)
+        if end.reason not in _COMPLETE and length_ms >= 0 and abs(length_ms - end.length_ms) > 1:
+            what = f"{end.file} ended with {end.reason} after {end.length_ms} ms, and has {length_ms} ms"
+            tally.violations.append(Violation(v.RECORDINGS, what, end.call))
+    tally.recording_ends.clear()
 
 
-def _judged(path: Path, *, may_lack_ends: bool) -> bytes:
-    """What was heard in this recording; empty if it ended before its call. Raises ValueError for what is wrong."""
+def _judged(path: Path, *, may_lack_ends: bool) -> tuple[bytes, int]:
+    """What was heard in this recording, empty if it ended before its call; and its length in milliseconds. Raises
+    ValueError for what is wrong."""
     with wave.open(str(path), "rb") as file:
         form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
         n_samples = file.getnframes()
@@ -77,7 +102,8 @@ def _judged(path: Path, *, may_lack_ends: bool) -> bytes:
             told_ms = last["length_ms"]
             raise ValueError(f"it has {n_samples} samples in {n_bytes} bytes, and its timeline {told_ms} ms")
     is_whole = last.get("type") == "ended" and last["reason"] in _COMPLETE
-    return _without_markers(np.frombuffer(content, "<i2")[1::2].tobytes()) if is_whole else b""
+    heard = np.frombuffer(content, "<i2")[1::2].tobytes() if is_whole else b""
+    return _without_markers(heard), n_samples * 1000 // RATE_HZ
 
 
 def _without_markers(samples: bytes) -> bytes:

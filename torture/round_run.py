@@ -76,7 +76,10 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     await quiet(subject)
     await asyncio.sleep(_WRITTEN_S)
     may_lack_ends = around.may_break or bool(kinds & {"fill_disk", "use_up_descriptors"})
-    judge_recordings(subject.recordings, around.recorded, around.tally, may_lack_ends=may_lack_ends)
+    judge_recordings(
+        subject.recordings, around.recorded, around.tally, may_lack_ends=may_lack_ends,
+        no_descriptors=around.no_descriptors, may_be_full=subject.disk is not None,
+    )  # fmt: skip
     around.tally.counts["rounds"] += 1
     around.tally.counts[f"rounds {whole.shape}"] += 1
     around.tally.counts["stops ms"] += stops.total_ns // MS

@@ -43,6 +43,8 @@ class Surroundings:
     """A process that holds calls is killed, so that connections break."""
     recorded: list[Recorded] = field(default_factory=list)
     """(call, file, samples) of what recordings must hold."""
+    no_descriptors: Stops = field(default_factory=Stops)
+    """When the server could open nothing more."""
     crashes: list[str] = field(default_factory=list)
     """Errors of our own clients."""
 

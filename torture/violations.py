@@ -44,6 +44,18 @@ class Violation:
     call: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordingEnd:
+    """What the server told of the end of a recording, and from when to when it told that the call is recorded."""
+
+    file: str
+    reason: str
+    length_ms: int
+    begin_ns: int
+    end_ns: int
+    call: int | None
+
+
 @dataclass
 class Tally:
     """What was tried and what was found, summed over calls."""
@@ -60,6 +72,8 @@ class Tally:
     """What was sent and what came, of calls in which something did not hold."""
     n_words_right: int = 0
     n_words_wrong: int = 0
+    recording_ends: list[RecordingEnd] = field(default_factory=list)
+    """Of one round, until its recordings are judged."""
 
     def add(self, other: Tally) -> None:
         self.n_checked += other.n_checked

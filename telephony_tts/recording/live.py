@@ -93,7 +93,8 @@ class LiveRecording:
         )  # fmt: skip
         session.listeners.append(self)
         metrics.RECORDINGS_LIVE.inc()
-        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._tick)
+        # At once, so that a file that cannot be opened is known soon.
+        self._timer = asyncio.get_running_loop().call_later(0, self._tick)
         self._log.info("recording_started", file=self._file.name)
 
     def received(self, message: FromBot | FromMedia, now_ns: int) -> None:
@@ -149,17 +150,18 @@ class LiveRecording:
             self._timer.cancel()
         self._session.listeners.remove(self)
         now_ns = monotonic_ns()
-        end = min(self._limit, self._recorder.position(now_ns))
+        end = n_samples = min(self._limit, self._recorder.position(now_ns))
         if self._file.failure is not None:
-            end = self._recorder.done
-        length_ms = end * 1000 // RATE_HZ
+            # What was handed out since then is not in the file.
+            reason, end, n_samples = self._file.failure, self._recorder.done, self._file.n_samples
+        length_ms = n_samples * 1000 // RATE_HZ
         last = timeline.Row(length_ms, timeline.SERVER, "ended", False, {"reason": reason, "length_ms": length_ms})
         try:
             self._recorder.finish(end)
             self._flush(end, last)
         except Exception:
             self._crashed()
-            reason = WRITE_FAILED
+            reason, length_ms = WRITE_FAILED, self._file.n_samples * 1000 // RATE_HZ
         self._writer.finish(self._file)
         metrics.RECORDINGS_LIVE.dec()
         metrics.RECORDINGS.labels(reason=reason).inc()

@@ -40,7 +40,9 @@ class RecordingFile:
         self._paths = [folder / f"{name}{suffix}" for suffix in folders.SUFFIXES]
         self._max_bytes = max_bytes
         self._wav = self._lines = -1
-        self._n_samples = self._n_line_bytes = 0
+        self.n_samples = 0
+        """How long the WAV file is, as its header says."""
+        self._n_line_bytes = 0
         self._mixer = Mixer()
         self._write = os.pwrite
 
@@ -54,8 +56,9 @@ class RecordingFile:
             lines = b"".join(map(line_of, block.rows))
             end = block.first + block.n_samples
             n_bytes = HEADER_BYTES + end * FRAME_BYTES + self._n_line_bytes + len(lines)
-            if self.failure is not None or n_bytes > self._max_bytes:
-                self.failure, self.why = TOO_LARGE, "the two files have recordings.max_mb"
+            if self.failure == TOO_LARGE or n_bytes > self._max_bytes:
+                if self.failure is None:
+                    self.failure, self.why = TOO_LARGE, "the two files have recordings.max_mb"
                 # The last row says why the recording ends.
                 lines = b"".join(line_of(row) for row in block.rows if row.what == "ended")
             elif block.n_samples:
@@ -63,7 +66,7 @@ class RecordingFile:
                 self._put(self._wav, self._mixer.mix(block), HEADER_BYTES + block.first * FRAME_BYTES)
                 # With every block: a server that is killed leaves a file that can be played to here.
                 self._put(self._wav, header(end), 0)
-                self._n_samples = end
+                self.n_samples = end
                 metrics.RECORDED_BYTES.inc(block.n_samples * FRAME_BYTES)
             self._put(self._lines, lines, self._n_line_bytes)
             self._n_line_bytes += len(lines)

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import threading
+import time
+import wave
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.config import load
 from telephony_tts.errors import ConfigError
+from telephony_tts.recording import folder as folders
 from telephony_tts.recording import live as live_module
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.recording.settings import RecordingSettings
@@ -147,6 +150,48 @@ def test_a_full_disk_ends_the_recording_with_one_line(
 
     recorded(tmp_path, main)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["recording_ended"]
+
+
+def test_a_recording_that_fails_tells_the_length_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what was given to the writer since then."""
+    monkeypatch.setattr(live_module, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(live_module, "TAIL_S", 0)
+
+    async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
+        live = begin()
+        await until(lambda: live._file.n_samples > 800, "a block in the file")
+
+        def full(*_: Any) -> int:
+            time.sleep(0.1)
+            raise OSError(28, os.strerror(28))
+
+        live._file._write = full
+        await until(lambda: ended, "the end")
+        with wave.open(str(tmp_path / live.name), "rb") as file:
+            assert 0 < file.getnframes() * 1000 // 8000 == ended[0].length_ms
+
+    recorded(tmp_path, main)
+
+
+@pytest.mark.parametrize("reason", ["stopped", "call_ended"])
+def test_a_recording_without_a_file_has_failed_also_if_it_is_ended_soon(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without descriptors cannot open it. Nobody has looked at the failure when the call ends."""
+
+    monkeypatch.setattr(live_module, "_PERIOD_S", 60)
+
+    def refuse(_: Path) -> int:
+        raise OSError(24, os.strerror(24))
+
+    async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
+        monkeypatch.setattr(folders, "create", refuse)
+        live = begin()
+        await until(lambda: live._file.failure is not None, "the failure")
+        live.end(reason)
+        assert [(event.reason, event.length_ms) for event in ended] == [("write_failed", 0)]
+
+    assert recorded(tmp_path, main) == [] and not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_ours_ends_the_recording_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import wave
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from torture import violations as v
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
-from torture.violations import Stops, Tally
+from torture.recordings import judge_recordings
+from torture.violations import RecordingEnd, Stops, Tally
 
 MS = 1_000_000
 
@@ -22,11 +25,11 @@ class NamedFrames(FrameReader):
 
 
 class Watched:
-    """A bot and its media leg. Times are in milliseconds from the begin."""
+    """A bot and its media leg, or a bot that has the audio. Times are in milliseconds from the begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_media: bool = True) -> None:
         self.tally, self.stops = Tally(), Stops()
-        self.oracle = NativeOracle(self.tally, self.stops, has_media=True, reader=NamedFrames())
+        self.oracle = NativeOracle(self.tally, self.stops, has_media=has_media, reader=NamedFrames())
         self.gets(0, {"type": "ready"})
 
     def sends(self, at_ms: float, message: dict[str, Any], letter: str = "") -> None:
@@ -105,3 +108,105 @@ def test_frames_and_events_that_were_read_late_come_in_any_order(is_stopped: boo
     call.hears(1121, "g", 40)
     call.gets(1122, {"type": "done", "turn": "t2", "audio_ms": 400, "chars": 0, "underruns": 0})
     assert set(call.found(3000)) == (set() if is_stopped else {v.CLOCK})
+
+
+BED = {"type": "play", "name": "hold", "under": True}
+
+
+@pytest.mark.parametrize(
+    ("last", "found"), [({"type": "close"}, []), ({"type": "close", "now": True}, [v.SOUNDS]),
+                        ({"type": "play", "stop": True}, [v.SOUNDS])],
+)  # fmt: skip
+def test_a_sound_under_the_speech_goes_on_behind_a_close(last: dict[str, Any], found: list[str]) -> None:
+    """§6.16: it ends with the call, and that goes on until all is spoken."""
+    call = Watched()
+    call.sends(0, BED)
+    call.says("b1", "d", 10, 1)
+    call.sends(30, last)
+    for n in range(60):
+        call.hears(300 + 20 * n, "d")
+    for n in range(30):
+        call.hears(1500 + 20 * n, "-")
+    assert call.found(2200) == found
+
+
+@pytest.mark.parametrize(("has_bed", "found"), [(True, []), (False, [v.DONE])])
+def test_tones_behind_a_close_have_frames_of_the_sound_under_them(has_bed: bool, found: list[str]) -> None:
+    """One frame of the sound alone comes before the tones are over."""
+    call = Watched(has_media=False)
+    if has_bed:
+        call.sends(0, BED)
+    call.sends(10, {"type": "dtmf", "digits": "12"})
+    call.sends(10, {"type": "close"})
+    call.gets(1520, {"type": "started", "turn": "t1"})
+    for n in range(21):
+        call.hears(1521 + 20 * n, "-")
+    call.gets(1950, {"type": "done", "turn": "t1", "audio_ms": 400, "chars": 0, "underruns": 0})
+    assert call.found(2000) == found
+
+
+@pytest.mark.parametrize(("has_speech", "found"), [(True, []), (False, [v.HEARD])])
+def test_tones_behind_speech_are_not_told_from_its_silence_after_a_pause(has_speech: bool, found: list[str]) -> None:
+    """Both turns have started, and `resumed` names the first one. Alone, the place in the tones is known."""
+    call = Watched(has_media=False)
+    if has_speech:
+        call.sends(0, {"type": "say", "turn": "b1", "text": "ddd"}, "d")
+        call.gets(0, {"type": "started", "turn": "b1"})
+        for n in range(10):
+            call.hears(20 * n, "d")
+    call.sends(150, {"type": "dtmf", "digits": "12"})
+    call.gets(180, {"type": "started", "turn": "t2"})
+    call.hears(181, "-", 3)
+    call.sends(190, {"type": "pause"})
+    first = "b1" if has_speech else "t2"
+    call.gets(190, {"type": "paused", "turn": first, "heard_text": "", "heard_ms": 190 if has_speech else 9,
+                    "basis": "clock", "reason": "bot"})  # fmt: skip
+    call.sends(200, {"type": "resume"})
+    call.gets(200, {"type": "resumed", "turn": first, "from_ms": 180 if has_speech else 0})
+    for n in range(10):
+        call.hears(201 + 20 * n, "-")
+    call.sends(390, {"type": "clear"})
+    heard_ms = 170 if has_speech else 17
+    call.gets(390, {**cleared("t2", "clear"), "unheard_text": "", "heard_ms": heard_ms, "basis": "clock"})
+    if has_speech:
+        call.gets(390, {**cleared("b1", "clear"), "heard_ms": 200, "basis": "clock"})
+    assert call.found(500) == found
+
+
+def ended(reason: str, length_ms: int, begin_ms: int = 0, end_ms: int = 3000) -> RecordingEnd:
+    return RecordingEnd("20260101T000000Z-c1-0123456789ab.wav", reason, length_ms, begin_ms * MS, end_ms * MS, 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "wrong"),
+    [
+        (ended("write_failed", 0), ""),
+        (ended("write_failed", 0, 5000, 8000), "write_failed"),
+        (ended("write_failed", 0, 0, 900), "write_failed"),
+        (ended("write_failed", 2000), "after 2000 ms, and has 0 ms"),
+        (ended("disk_full", 0), "disk_full"),
+        (ended("call_ended", 2000), ""),
+        (ended("max_s", 0), "max_s"),
+    ],
+)
+def test_a_recording_fails_only_while_a_server_has_no_descriptor(end: RecordingEnd, wrong: str, tmp_path: Path) -> None:
+    """The file was never opened. What is told of it is true: it has no length."""
+    tally, no_descriptors = Tally(recording_ends=[end]), Stops()
+    no_descriptors.add(1000 * MS, 2000 * MS)
+    judge_recordings(tmp_path, [], tally, may_lack_ends=True, no_descriptors=no_descriptors, may_be_full=False)
+    assert [wrong in each.what for each in tally.violations] == ([True] if wrong else [])
+    assert not tally.recording_ends
+
+
+@pytest.mark.parametrize(("length_ms", "is_right"), [(1000, True), (3000, False)])
+def test_a_recording_that_a_full_disk_has_ended_is_as_long_as_it_is_told(
+    length_ms: int, is_right: bool, tmp_path: Path
+) -> None:
+    end = ended("disk_full", length_ms)
+    with wave.open(str(tmp_path / end.file), "wb") as file:
+        file.setparams((2, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(4 * 8000))
+    (tmp_path / end.file).with_suffix(".jsonl").write_text("")
+    tally = Tally(recording_ends=[end])
+    judge_recordings(tmp_path, [], tally, may_lack_ends=True, no_descriptors=Stops(), may_be_full=True)
+    assert len(tally.violations) == (not is_right), tally.violations
