@@ -17,7 +17,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,6 +69,7 @@ class Recovery:
 
     victim: str
     restart_ms: float
+    """How long the process was away: until it was ready again, or went on."""
     speaks_ms: float
     stops_ms: float
     calls: int
@@ -82,11 +83,17 @@ class Recovery:
     """Turns that ended with an error, after which the bot said the next one."""
     failed_needlessly: int = 0
     """Those of them for which nothing was killed."""
+    silent: int = 0
+    """Calls that were not lost, and said nothing after the process was ready again."""
+    problem: str = ""
+    """Why nothing could be measured: what did not happen in time."""
 
     @property
     def holds(self) -> bool:
         is_soon = self.speaks_ms - self.stops_ms <= RECOVERY_NS / MS
-        return is_soon and not self.lost_needlessly and not self.failed_needlessly
+        all_know = self.lost - self.lost_needlessly == self.on_it
+        is_needless = self.lost_needlessly or self.failed_needlessly or self.silent
+        return is_soon and all_know and not is_needless and not self.problem
 
 
 class SteadyCall(Peer):
@@ -97,6 +104,9 @@ class SteadyCall(Peer):
         self.name = name
         self.telephone = telephone
         self.started_ns: list[int] = []
+        self.said_ns: list[int] = []
+        """When each turn was sent that has started."""
+        self._sent_ns: dict[str, int] = {}
         self.failed_ns: list[int] = []
         self.audio_ns = 0
         """When the last frame came."""
@@ -106,6 +116,7 @@ class SteadyCall(Peer):
     def say(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self._n += 1
+            self._sent_ns[f"t{self._n}"] = time.monotonic_ns()
             self.send({"type": "say", "turn": f"t{self._n}", "text": _TEXT})
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
@@ -115,6 +126,7 @@ class SteadyCall(Peer):
                 self.say()
             case "started":
                 self.started_ns.append(at_ns)
+                self.said_ns.append(self._sent_ns.pop(told["turn"]))
             case "error" if told.get("turn"):
                 self.failed_ns.append(at_ns)
                 asyncio.get_running_loop().call_later(_AGAIN_S, self.say)
@@ -129,6 +141,12 @@ class SteadyCall(Peer):
     @property
     def is_lost(self) -> bool:
         return bool(self.closed_ns)
+
+    def speaks_again_ns(self, killed_ns: int, ready_ns: int) -> int | None:
+        """When the first turn started that the process spoke which came after the killed one. A turn that was sent
+        before the kill and started before the new process was ready was spoken by the old one."""
+        turns = zip(self.said_ns, self.started_ns, strict=True)
+        return next((at_ns for said_ns, at_ns in turns if said_ns > killed_ns or at_ns > ready_ns), None)
 
     def close(self) -> None:
         if self.transport is not None:
@@ -198,7 +216,8 @@ class _Killed:
     ready_ns: int
     speech_ns: int
     held: list[SteadyCall]
-    is_killed: bool = True
+    begun_ns: int = 0
+    """When the first of several stops was. 0: there was one kill."""
 
 
 async def _kill_engine(scene: Scene) -> _Killed:
@@ -212,9 +231,17 @@ async def _kill_engine(scene: Scene) -> _Killed:
     subject.engine.kill()
     await asyncio.to_thread(subject.start_engine)
     ready_ns = time.monotonic_ns()
-    await _until(lambda: all(c.is_lost or c.started_ns[-1] > ready_ns for c in calls), "all calls speak again")
-    first = [next(at for at in c.started_ns if at > ready_ns) for c in calls if not c.is_lost]
-    return _Killed(at_ns, ready_ns, max(first, default=ready_ns), [])
+    return _Killed(at_ns, ready_ns, await _all_speak_again(calls, at_ns, ready_ns), [])
+
+
+async def _all_speak_again(calls: Sequence[SteadyCall], killed_ns: int, ready_ns: int) -> int:
+    """When the last of these calls, without the lost ones, spoke again."""
+
+    def spoke_ns() -> list[int | None]:
+        return [call.speaks_again_ns(killed_ns, ready_ns) for call in calls if not call.is_lost]
+
+    await _until(lambda: None not in spoke_ns(), "all calls speak again")
+    return max((at_ns for at_ns in spoke_ns() if at_ns is not None), default=ready_ns)
 
 
 async def _kill_front(scene: Scene) -> _Killed:
@@ -231,11 +258,15 @@ async def _kill_front(scene: Scene) -> _Killed:
     await _until(lambda: len(_ready_lines(subject, number)) > n_ready, "the new front is ready")
     ready_ns = time.monotonic_ns()
     while time.monotonic_ns() < ready_ns + _WITHIN_S * 1e9:
-        call = await scene.direct()
-        owner = subject.owner(call.name)
-        if await _speaks(call) and owner == number:
-            return _Killed(at_ns, ready_ns, call.started_ns[0], held)
-        call.close()
+        # Several at once: the kernel chooses the front of each.
+        calls = await asyncio.gather(*(scene.direct() for _ in range(_N_CALLS)))
+        owners = [subject.owner(call.name) for call in calls]
+        spoken = [await _speaks(call) for call in calls]
+        its_own = zip(calls, owners, spoken, strict=True)
+        if first := [call.started_ns[0] for call, owner, is_spoken in its_own if is_spoken and owner == number]:
+            return _Killed(at_ns, ready_ns, min(first), held)
+        for call in calls:
+            call.close()
         await asyncio.sleep(_AGAIN_S)
     raise RuntimeError("the new front gets no call")
 
@@ -328,9 +359,7 @@ async def _kill_cosyvoice2(scene: Scene) -> _Killed:
     os.kill(subject.cosyvoice2_pid(), signal.SIGKILL)
     await _until(lambda: subject.log_text().count(_READY_AGAIN) > n_ready, "the speech engine is ready again")
     ready_ns = time.monotonic_ns()
-    await _until(lambda: all(c.is_lost or c.started_ns[-1] > at_ns for c in calls), "all calls speak again")
-    first = [next(at for at in c.started_ns if at > at_ns) for c in calls if not c.is_lost]
-    return _Killed(at_ns, ready_ns, max(first, default=ready_ns), [])
+    return _Killed(at_ns, ready_ns, await _all_speak_again(calls, at_ns, ready_ns), [])
 
 
 _READY_AGAIN = "the speech engine is ready again"
@@ -341,16 +370,17 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
     counts."""
     await _computed_calls(scene)
     subject, calls = scene.subject, list(scene.calls)
-    begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0)
+    begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0, 0)
     for ms in _STOPS_MS:
+        at_ns = time.monotonic_ns()
         await stop_for(subject.cosyvoice2_pid(), ms)
         again_ns = time.monotonic_ns()
         await _until(lambda: all(c.is_lost or c.audio_ns > again_ns for c in calls), "all calls speak on")  # noqa: B023
         spoke_ns = max(call.audio_ns for call in calls)
         if spoke_ns - again_ns > worst_ns:
-            worst_ns, worst = spoke_ns - again_ns, (again_ns, spoke_ns)
+            worst_ns, worst = spoke_ns - again_ns, (at_ns, again_ns, spoke_ns)
         await asyncio.sleep(_BETWEEN_STOPS_S)
-    return _Killed(begun_ns, worst[0], worst[1], [], is_killed=False)
+    return _Killed(*worst, [], begun_ns)
 
 
 _BETWEEN_STOPS_S = 0.5
@@ -378,25 +408,33 @@ async def recover(victim: str, subject: Subject) -> Recovery:
         killed = await _KILLS[victim](scene)
         with suppress(RuntimeError):
             await _until(lambda: all(call.is_lost for call in killed.held), "the bots of the lost calls know it")
-        calls = [call for call in scene.calls if call.started_ns and call.started_ns[0] < killed.at_ns]
+        begun_ns, ready_ns = killed.begun_ns or killed.at_ns, killed.ready_ns
+        calls = [call for call in scene.calls if call.started_ns and call.started_ns[0] < begun_ns]
+        others = [call for call in calls if call not in killed.held]
+        with suppress(RuntimeError):
+            await _all_speak_again(others, ready_ns, ready_ns)
         lost = [call for call in calls if call.is_lost]
-        n_failed = sum(at_ns > killed.at_ns for call in calls for at_ns in call.failed_ns)
-        ready_ns = max(killed.at_ns, killed.ready_ns)
+        n_failed = sum(at_ns > begun_ns for call in calls for at_ns in call.failed_ns)
         return Recovery(
             victim, (ready_ns - killed.at_ns) / MS, max(0, killed.speech_ns - ready_ns) / MS,
             stops.within(ready_ns, killed.speech_ns) / MS, len(calls), len(killed.held), len(lost),
             sum(call not in killed.held for call in lost),
             max((call.closed_ns - killed.at_ns for call in lost), default=0) / MS,
-            n_failed, 0 if killed.is_killed else n_failed,
+            n_failed, n_failed if killed.begun_ns else 0,
+            sum(not call.is_lost and call.speaks_again_ns(ready_ns, ready_ns) is None for call in others),
         )  # fmt: skip
 
 
 def measure(victim: str, n_kills: int, *, defects: Sequence[str] = ()) -> list[Recovery]:
-    """Kill this process so often, each time in a new server."""
+    """Kill this process so often, each time in a new server. If something does not happen in time, that is told as the
+    problem of this kill."""
     found = []
     for _ in range(n_kills):
         with Subject(_SHAPES[victim], defects=defects) as subject:
-            found.append(in_loop(recover(victim, subject)))
+            try:
+                found.append(in_loop(recover(victim, subject)))
+            except RuntimeError as error:
+                found.append(Recovery(victim, 0, 0, 0, 0, 0, 0, 0, 0, problem=str(error)))
     return found
 
 
@@ -412,33 +450,43 @@ def run_recovery(chosen: argparse.Namespace) -> int:
             if not chosen.victims:
                 print(f"{name}: not tried, because {why_not}")
                 victims.remove(name)
-    found = {victim: measure(victim, chosen.kills, defects=chosen.defect) for victim in victims}
+    found = {}
+    for victim in victims:
+        found[victim] = measure(victim, chosen.kills, defects=chosen.defect)
+        if chosen.json is not None:
+            save(chosen, {victim: found[victim]})
     rows = [
         (
             victim, len(each), _worst(r.restart_ms for r in each), _worst(r.speaks_ms for r in each),
             _worst(r.stops_ms for r in each), sum(r.calls for r in each), sum(r.on_it for r in each),
             sum(r.lost for r in each), sum(r.lost_needlessly for r in each), _worst(r.noticed_ms for r in each),
-            sum(r.failed for r in each),
+            sum(r.failed for r in each), sum(r.silent for r in each), "yes" if all(r.holds for r in each) else "no",
         )
         for victim, each in found.items()
     ]  # fmt: skip
-    columns = ("victim", "times", "restart ms", "speech after it ms", "stops ms", "calls", "held by it", "lost",
-               "lost needlessly", "noticed ms", "failed turns")  # fmt: skip
+    columns = ("victim", "times", "away ms", "speech after it ms", "stops ms", "calls", "held by it", "lost",
+               "lost needlessly", "noticed ms", "failed turns", "silent", "held")  # fmt: skip
     table("recovery after kill -9, or a stop (the worst of all)", columns, rows)
-    holds = all(r.holds for each in found.values() for r in each)
-    if chosen.json is not None:
-        report.save(chosen, "recovery", {
-            "held": holds,
-            "victims": {
-                victim: {
-                    "restart_ms": percentiles([r.restart_ms for r in each]),
-                    "speech_after_restart_ms": percentiles([r.speaks_ms for r in each]),
-                    "kills": [asdict(r) for r in each],
-                }
-                for victim, each in found.items()
-            },
-        })  # fmt: skip
-    return 0 if holds else 1
+    for problem in (f"{r.victim}: {r.problem}" for each in found.values() for r in each if r.problem):
+        print(problem)
+    return 0 if all(r.holds for each in found.values() for r in each) else 1
+
+
+def save(chosen: argparse.Namespace, found: Mapping[str, Sequence[Recovery]]) -> None:
+    """Write what was found of these victims. What earlier runs have found of others stays, with the machine, commit and
+    settings of their runs."""
+    known = report.saved(chosen.json).get("recovery", {"victims": {}})
+    of_run = {name: known[name] for name in ("machine", "commit", "settings", "held") if name in known}
+    victims = {victim: {**of_run, **each} for victim, each in known["victims"].items()}
+    for victim, each in found.items():
+        victims[victim] = {
+            **report.about(chosen),
+            "held": all(r.holds for r in each),
+            "restart_ms": percentiles([r.restart_ms for r in each]),
+            "speech_after_restart_ms": percentiles([r.speaks_ms for r in each]),
+            "kills": [asdict(r) for r in each],
+        }
+    report.save(chosen, "recovery", {"held": all(each["held"] for each in victims.values()), "victims": victims})
 
 
 def _worst(values: Any) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.report import percentiles, table
@@ -60,14 +61,24 @@ def checks(tally: Tally) -> dict[str, Any]:
     return {check: {"judged": tally.n_checked[check], "violations": wrong[check]} for check in CHECKS}
 
 
+def about(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The machine, the commit and the settings of this run."""
+    here = {**machine.machine("cpu", _LIBRARIES), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
+    settings = {k: n for k, n in vars(chosen).items() if isinstance(n, int | float | str | bool)}
+    return {"machine": here, "commit": machine.commit() or "unknown", "settings": settings}
+
+
+def saved(path: Path) -> dict[str, Any]:
+    """The parts of the result file; none if there is no such file."""
+    if not path.exists():
+        return {}
+    parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return parts
+
+
 def save(chosen: argparse.Namespace, part: str, results: Mapping[str, Any]) -> None:
     """Write one part of the result file. The other parts of it, from other runs, stay."""
-    about = {**machine.machine("cpu", _LIBRARIES), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
-    settings = {k: n for k, n in vars(chosen).items() if isinstance(n, int | float | str | bool)}
-    run = {"machine": about, "commit": machine.commit() or "unknown", "settings": settings, **results}
-    known: dict[str, Any] = {}
-    if chosen.json.exists():
-        known = json.loads(chosen.json.read_text(encoding="utf-8"))["results"]
+    run = about(chosen)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    write_result(chosen.json, machine=about, commit=run["commit"], settings=settings, results={**known, part: run})
+    write_result(chosen.json, **run, results={**saved(chosen.json), part: {**run, **results}})
     print(f"\nresult in {chosen.json.name}")

@@ -110,7 +110,7 @@ def soak_server(
 ) -> tuple[Tally, list[ProcessMemory]]:  # fmt: skip
     """Rounds of `n_calls` without faults, as long as `goes_on(number)`. What did not hold, and the memory of each
     process after each round."""
-    from torture.round_run import judge_rest, run_round, warm_up
+    from torture.round_run import judge_end, judge_rest, run_round, warm_up
     from torture.runner import in_loop
     from torture.short_calls import run_short_calls
     from torture.subject import Subject
@@ -135,7 +135,9 @@ def soak_server(
                     memory.add(told)
             tally.add(found)
             number += 1
-        subject.drain()
+        ending = Tally()
+        judge_end(subject, ending, may_fail=False)
+        tally.add(ending)
     for memory in memories.values():
         tally.n_checked[v.LEAKS] += 1
         tally.violations += [Violation(v.LEAKS, problem) for problem in memory.problems()]

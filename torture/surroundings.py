@@ -42,7 +42,7 @@ class Surroundings:
     may_break: bool = False
     """A process that holds calls is killed, so that connections break."""
     recorded: list[Recorded] = field(default_factory=list)
-    """(call, file, samples) of what recordings must hold."""
+    """What recordings must hold."""
     no_descriptors: Stops = field(default_factory=Stops)
     """When the server could open nothing more."""
     crashes: list[str] = field(default_factory=list)

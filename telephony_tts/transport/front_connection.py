@@ -43,7 +43,10 @@ class FrontConnection(CallConnection):
         self._claim = claim
         self._is_leg = moved is not None and moved.stage == "leg"
         self._is_replay = self._is_leg
-        """The moved bytes are being read: what comes from the peer waits until the connection is listened to."""
+        """The moved bytes are not read yet. They are, and what comes from the peer behind them, when the connection is
+        listened to: the library drops a connection that is closed before its handler runs."""
+        self._unread = b""
+        """The moved bytes that the other front has read, until they are read again."""
         self._was_answered = False
         """The other front has sent what is written now."""
         self._head_bytes = moved.head if moved is not None else b""
@@ -53,6 +56,8 @@ class FrontConnection(CallConnection):
         """Moved to another front: nothing may be written any more."""
         self._late = bytearray()
         """What came while the moved bytes are read."""
+        self._ended_late = False
+        """The peer has closed its side meanwhile."""
         self.claim_problem: str | None = None
         """Why the call that the address names cannot be claimed."""
 
@@ -86,28 +91,33 @@ class FrontConnection(CallConnection):
             return f"it was moved {MAX_MOVES} times"
         return None
 
-    async def take_away(
-        self, relays: Callable[[Relay], None], slow_s: float
-    ) -> tuple[socket.socket, MovedSocket] | None:
-        """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
-        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
-        relay's ends may take no data.
+    async def take_away(self, relays: Callable[[Relay], None], slow_s: float) -> tuple[socket.socket, MovedSocket]:
+        """End this connection without closing the peer's. Returns its socket, and what the other front needs. Raises
+        OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the relay's ends may take no
+        data.
+
+        The call must learn of a peer that has begun and left, so of that one a closed socket moves.
         """
         assert self._kept is not None
         transport = self.transport
-        if transport.is_closing():
-            return None
-        transport.pause_reading()
+        is_left = transport.is_closing()
+        if not is_left:
+            transport.pause_reading()
         unread = b"".join(self._held) + (self._behind or b"")
         self._held.clear()
         self._is_gone = True
         read = bytes(self._kept[: len(self._kept) - len(unread)])
+        if self._is_replay:
+            assert self._moved is not None
+            unread = self._moved.unread + bytes(self._late)
         local, remote = self._addresses()
         n_moves = 0 if self._moved is None else self._moved.n_moves
         moved = MovedSocket(
             "leg", n_moves + 1, local, remote, read, self._head_bytes, unread, self.may_begin, self.key.name
         )
         self._kept = None
+        if is_left:
+            return _closed_socket(), moved
         if transport.get_extra_info("ssl_object") is not None:
             relay = Relay(slow_s)
             sock = await relay.open(transport)
@@ -136,10 +146,8 @@ class FrontConnection(CallConnection):
         self._head = self._behind = None
         self.request = _request_of(self._moved.head)
         self.request_rcvd.set_result(None)
-        self._kept = bytearray(self._moved.read)
-        self._was_answered = True
-        super(DirectConnection, self).data_received(self._moved.read)  # in one piece: it is not a flood
-        self._was_answered = False
+        self._unread = self._moved.read
+        self._kept = bytearray(self._unread)
 
     @property
     def own_host(self) -> str:
@@ -150,6 +158,7 @@ class FrontConnection(CallConnection):
         return addresses(self.transport) if self._moved is None else (self._moved.local, self._moved.remote)
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
+        self._read_moved()
         # A leg that is listened to before its call is known was listened to at the other front too.
         self._was_answered = self._is_replay and self._kept is not None
         super().listen(on_message, on_writable)
@@ -157,9 +166,18 @@ class FrontConnection(CallConnection):
         self._read_late()
 
     def end(self, code: int, reason: str) -> None:
+        self._read_moved()
         self._was_answered = False  # the other front has closed nothing
         super().end(code, reason)
         self._read_late()
+
+    def _read_moved(self) -> None:
+        """Read the moved bytes again. The library's own answers to them were sent by the other front."""
+        unread, self._unread = self._unread, b""
+        if not unread or self.left.done():
+            return
+        self._was_answered = True
+        super(DirectConnection, self).data_received(unread)  # in one piece: it is not a flood
 
     def _read_late(self) -> None:
         """Read on behind the moved bytes."""
@@ -167,12 +185,17 @@ class FrontConnection(CallConnection):
             return
         assert self._moved is not None
         self._is_replay = False
+        if self.close_deadline is not None:
+            self._stop_listening()  # the peer has closed it behind its first messages
         late = self._moved.unread + bytes(self._late)
         self._late.clear()
         if not self.transport.is_closing():
             self.transport.resume_reading()
         if late:
             self.data_received(late)
+        if self._ended_late:
+            self.eof_received()
+            self.transport.close()
 
     # ------------------------------------------------- called by websockets
 
@@ -184,6 +207,13 @@ class FrontConnection(CallConnection):
         if self._kept is not None:
             self._keep(data)
         super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's protocols may return a value
+        if self._is_replay:
+            self._ended_late = True
+            return True  # the transport stays open, so that the handler gets what was sent before
+        super().eof_received()
+        return None
 
     def _take_head(self, head: RequestHead) -> None:
         if head.flaw is None:
@@ -211,6 +241,13 @@ class FrontConnection(CallConnection):
             self.protocol.data_to_send()
         else:
             super().send_data()
+
+
+def _closed_socket() -> socket.socket:
+    """A socket whose other end is closed."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return ours
 
 
 class _Closed(asyncio.Transport):

@@ -131,6 +131,40 @@ def test_the_frames_are_those_of_one_process(server: FrontServer) -> None:
     run(main)
 
 
+HANG_UPS = {
+    "stop": [Frame(Opcode.TEXT, b'{"event":"stop","sequenceNumber":"3","streamSid":"MZ1","stop":{"callSid":"left"}}')],
+    "close": [Frame(Opcode.CLOSE, (1000).to_bytes(2, "big"))],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("how", HANG_UPS)
+def test_a_caller_who_hangs_up_at_once_ends_the_call_of_another_front(server: FrontServer, how: str) -> None:
+    """The first front reads all that the platform sends before it learns whose call it is."""
+    call = f"left-{how}"
+    begin = [
+        {"event": "connected", "protocol": "Call", "version": "1.0.0"},
+        {"event": "start", "sequenceNumber": "1", "streamSid": "MZ1", "start": {
+            "streamSid": "MZ1", "accountSid": "AC1", "callSid": call, "tracks": ["inbound"], "customParameters": {},
+            "mediaFormat": {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}}},
+    ]  # fmt: skip
+    frames = [*(Frame(Opcode.TEXT, json.dumps(each).encode()) for each in begin), *HANG_UPS[how]]
+    blob = b"".join(frame.serialize(mask=True, extensions=[]) for frame in frames)
+
+    async def main() -> None:
+        async with (
+            bot_first(server, call) as (bot, owner),
+            at_other(server, owner, connect(server.url("/media/twilio"), proxy=None)) as socket,
+        ):
+            socket.transport.write(blob)
+            socket.transport.write_eof()
+            await bot.event("hangup", within_s=4)
+            assert (await bot.gone())[0] == 1000
+        await until(lambda: server.owner(call) is None, "the claim is gone")
+
+    run(main)
+
+
 def test_a_flood_behind_the_start_moves_in_order(server: FrontServer) -> None:
     """It comes in one piece, of which the first front has parsed a part when it learns whose call it is."""
     digits = [str(n % 10) for n in range(4000)]

@@ -181,8 +181,10 @@ def test_calls_through_all_doors_leave_no_objects_behind() -> None:
     assert server.grown_types() == {}
 
 
-def test_objects_that_calls_leave_behind_are_found() -> None:
-    _, (server,) = soak_server("one", 6, 60, lambda number: number < 3, ("leak_session",), are_short=True)
+def test_objects_that_calls_leave_behind_and_errors_in_the_log_are_found() -> None:
+    names = ("leak_session", "raise_in_a_callback")
+    tally, (server,) = soak_server("one", 6, 60, lambda number: number < 3, names, are_short=True)
+    assert DEFECTS["raise_in_a_callback"].check in {each.check for each in tally.violations}
     assert server.grown_types()["telephony_tts.session.session.Session"] >= 60
 
 
