@@ -23,6 +23,8 @@ pytest_plugins = ["stall_retry", "file_scheduling"]
 PASSES = ("beside", "timed", "alone", "quick", "soak")
 """Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of
 `beside` that are not marked `slow`."""
+LONGEST = ("test_benchmarks.py",)
+"""Files that take minutes and would come late. They begin first, or one process would be left with them at the end."""
 
 
 def catch_ignored_signals() -> None:
@@ -101,7 +103,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the chosen pass. Files with a slow test come first, so that both cores are busy to the end."""
+    """Keep the tests of the chosen pass. The longest files come first, then those with a slow test, so that all cores
+    are busy to the end."""
     only = config.getoption("--only")
     wanted = {only} if only is not None else {"beside", "timed", "alone"}
     chosen: list[pytest.Item] = []
@@ -113,7 +116,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in chosen if item.get_closest_marker("slow") is not None}
-    items[:] = chosen if only is None else sorted(chosen, key=lambda item: item.path not in slow)
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return item.path.name not in LONGEST, item.path not in slow
+
+    items[:] = chosen if only is None else sorted(chosen, key=place)
 
 
 def passes_of(item: pytest.Item) -> tuple[str, ...]:

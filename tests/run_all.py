@@ -29,8 +29,8 @@ from typing import IO
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
 N_TIMED = 3
-"""So many timed tests run at a time at most, on however many cores. They mostly wait."""
-N_WAITING = 1
+"""So many timed tests run at a time, on however many cores. They mostly wait."""
+N_WAITING = 2
 """So many more unmarked tests run beside the others than there are cores: a `slow` test often waits for a process."""
 MIN_IDLE_SHARE = 0.6
 """Of the cores' time, for a machine that counts as quiet."""
@@ -75,7 +75,8 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         to = f"--failures-to={failures}"
 
         def judge_the_clock() -> list[int]:
-            return [begin("timed", min(n_processes, N_TIMED), to).wait(), begin("alone", 1, to).wait()]
+            n_timed = N_TIMED if n_processes > 1 else 1
+            return [begin("timed", n_timed, to).wait(), begin("alone", 1, to).wait()]
 
         try:
             if n_processes < 2 or not is_quiet():

@@ -214,6 +214,15 @@ def test_each_pass_has_its_tests(tmp_path: Path, name: str, names: list[str]) ->
     assert sorted(re.findall(r"^test_it.py::test_(\w+)$", done.stdout, re.M)) == names
 
 
+def test_the_longest_files_begin_first_and_then_those_with_a_slow_test(tmp_path: Path) -> None:
+    project(tmp_path)
+    for name, mark in (("test_a_quick", "usefixtures()"), ("test_benchmarks", "slow"), ("test_a_slow", "slow")):
+        (tmp_path / f"{name}.py").write_text(f"import pytest\n\n@pytest.mark.{mark}\ndef test(): pass\n")
+    done = run(tmp_path, "-m", "pytest", "--only", "beside", "--collect-only", "-q")
+    files = list(dict.fromkeys(re.findall(r"^(test_\w+)\.py::", done.stdout, re.M)))
+    assert files == ["test_benchmarks", "test_a_slow", "test_it", "test_a_quick"]
+
+
 HANGS = """
 import os, threading, pytest
 

@@ -1,7 +1,7 @@
 """Reports the stalls of one core. standstill.py starts it: `python witness.py CORE`.
 
 The first line says whether it has real-time priority ("first" or "with others"). Each further line is the beginning and
-the end of a pause over 5 ms, in nanoseconds of the monotonic clock. It exits when its standard input is closed.
+the end of a pause over 5 ms, in nanoseconds of the monotonic clock. It exits soon after its standard input is closed.
 """
 
 import os
@@ -11,6 +11,8 @@ import time
 
 _SLEEP_S = 0.002
 _LEAST_NS = 5_000_000
+_N_SLEEPS = 50
+"""Between two looks at the standard input, each of which costs as much as a sleep. Several witnesses may run."""
 
 
 def main(core: int) -> None:
@@ -22,11 +24,13 @@ def main(core: int) -> None:
     else:
         print("first", flush=True)
     last_ns = time.monotonic_ns()
-    while not select.select([sys.stdin], [], [], _SLEEP_S)[0]:
-        now_ns = time.monotonic_ns()
-        if now_ns - last_ns > _LEAST_NS:
-            print(last_ns, now_ns, flush=True)
-        last_ns = now_ns
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        for _ in range(_N_SLEEPS):
+            time.sleep(_SLEEP_S)
+            now_ns = time.monotonic_ns()
+            if now_ns - last_ns > _LEAST_NS:
+                print(last_ns, now_ns, flush=True)
+            last_ns = now_ns
 
 
 if __name__ == "__main__":

@@ -530,10 +530,20 @@ def _gives_up_stopped() -> None:
 
 
 def _finds_engine_late() -> None:
-    """A server connects to an engine that is back after two seconds."""
-    from telephony_tts.engines.remote import connection
+    """A server uses an engine that is back a second late."""
+    from telephony_tts.engines.remote.connection import EngineConnection
 
-    connection.BACKOFF_S = (2.0,)  # type: ignore[assignment]
+    healthy = EngineConnection._read
+    known: WeakSet[EngineConnection] = WeakSet()
+
+    async def read(self: EngineConnection, call: Any) -> None:
+        if self in known:
+            await call.wait_for_connection()
+            await asyncio.sleep(1)  # longer, and the engine takes the server for dead
+        known.add(self)
+        await healthy(self, call)
+
+    EngineConnection._read = read  # type: ignore[method-assign]
 
 
 def _bridge_leaks() -> None:

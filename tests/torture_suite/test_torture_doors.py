@@ -1,26 +1,21 @@
-"""The doors of other vendors' protocols, and HTTP requests that join a call: a healthy server breaks no promise there,
-and each of their checks finds its defect."""
+"""The doors of other vendors' protocols, and HTTP requests that join a call: a healthy server breaks no promise there.
+`test_torture_door_defects.py` has servers with defects."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from torture import violations as v
-from torture.defects import DEFECTS
-from torture.histories import JOINED, VENDORS, CallHistory, Fault, Round, Step, make_call
+from torture.histories import JOINED, VENDORS, CallHistory, Fault, Round, Step
 from torture.name_server import ENGINE, NameServer
 from torture.runner import Outcome, Runner
-from torture.sandbox import what_is_allowed
 
 pytestmark = pytest.mark.alone
 
 JOINED_OPTIONS = {"form": "openai", "in_query": False, "delay_ms": 0, "no_media": False}
-DOOR_DEFECTS = sorted(name for name, defect in DEFECTS.items() if defect.door in (*VENDORS, JOINED))
-NAME_DEFECTS = ("engine_names_block", "error_kept_back")
 
 
 def tried(shape: str, calls: Sequence[CallHistory], *defects: str, faults: Sequence[Fault] = ()) -> Outcome:
@@ -62,10 +57,6 @@ def of_requests() -> list[CallHistory]:
     return calls
 
 
-WITHOUT_TELEPHONE = CallHistory(JOINED, 9, 0, (), "close", {**JOINED_OPTIONS, "no_media": True})
-"""A healthy server waits for its telephone for 10 s, so only the server with defects gets it here."""
-
-
 def test_the_doors_of_vendors_and_requests_in_calls_keep_their_promises() -> None:
     tally = tried("one", [*of_vendors(), *of_requests()]).tally
     assert tally.violations == []
@@ -73,28 +64,6 @@ def test_the_doors_of_vendors_and_requests_in_calls_keep_their_promises() -> Non
         assert tally.n_checked[check] > 2, check
     assert tally.counts["clears"] > 30 and tally.counts["media clears"] >= 2
     assert not tally.counts["calls refused"]
-
-
-def test_each_defect_of_these_doors_is_found_through_its_door() -> None:
-    calls = [*of_vendors(), *of_requests(), WITHOUT_TELEPHONE]
-    found = {(each.check, calls[each.call].door) for each in tried("one", calls, *DOOR_DEFECTS).tally.violations
-             if each.call is not None}  # fmt: skip
-    missed = [name for name in DOOR_DEFECTS if (DEFECTS[name].check, DEFECTS[name].door) not in found]
-    assert not missed, found
-
-
-def test_engines_that_are_not_found_are_told_late_or_stop_other_calls() -> None:
-    if "yes" not in what_is_allowed()["a DNS server that does not answer"]:
-        pytest.skip("this user may not have a DNS server of its own")
-    calls = [
-        replace(
-            make_call(n, ("far_engine",), start_ms=400 * n), steps=(Step(0, "say", 2),), end="close",
-            options={"lang": "de"},
-        )
-        for n in range(4)
-    ]  # fmt: skip
-    found = tried("names", calls, *NAME_DEFECTS, faults=[Fault(0, "lose_names", 550)]).tally.violations
-    assert {DEFECTS[name].check for name in NAME_DEFECTS} <= {each.check for each in found}
 
 
 def test_the_name_server_knows_two_names_until_it_falls_silent() -> None:
