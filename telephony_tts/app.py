@@ -905,6 +905,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
     """Run `serve`, on uvloop if it is installed; with several processes, run it in each of them."""
+    event_loop.share_one_arena()
     logs.setup(config.log)
     n = n_processes(config)
     if n > 1:

@@ -50,6 +50,7 @@ def add_engine(command: Command) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts import app, config, event_loop, logs
 
+    event_loop.share_one_arena()
     settings = load(config.load, arguments, {})
     app.need_grpc()
     engine = app.served_engine(settings)

@@ -1,14 +1,16 @@
-"""The event loop of a server process: uvloop if it is installed, garbage collection, and the signals that stop it."""
+"""The event loop of a server process: uvloop if it is installed, memory, and the signals that stop it."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from telephony_tts import logs
@@ -21,6 +23,8 @@ _SWITCH_S = 0.0005
 engine thread, or for an engine to wait for the event loop."""
 
 _SHORT_SWITCH_S = 0.00005
+_M_ARENA_MAX = -8
+"""Of mallopt() in glibc's malloc.h."""
 
 Result = TypeVar("Result")
 
@@ -43,6 +47,18 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def share_one_arena() -> None:
+    """Let all threads of this process allocate from one arena of glibc. Call it before threads are started.
+
+    By default each thread has an arena of its own, which keeps the most memory that the thread ever needed
+    (docs/reliability.md). MALLOC_ARENA_MAX and GLIBC_TUNABLES overrule this. Does nothing without glibc.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, 1)
 
 
 @contextmanager

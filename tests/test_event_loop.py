@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -128,3 +129,52 @@ def test_work_that_gives_way_leaves_the_switch_interval_as_it_was() -> None:
         with pytest.raises(OSError, match="gone"):
             event_loop.giving_way(fail)
         assert sys.getswitchinterval() == before_s
+
+
+THREADS = """
+import ctypes, os, sys, threading
+from telephony_tts import event_loop
+
+if "shared" in sys.argv:
+    event_loop.share_one_arena()
+library = ctypes.CDLL("libc.so.6")
+meet = threading.Barrier(9)
+
+def resident_kib():
+    library.malloc_trim(0)
+    with open("/proc/self/statm") as fields:
+        return int(fields.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+def work():
+    bytearray(8_000_000)  # a large block that is freed: from now on glibc keeps up to twice as much at a top
+    pieces = [bytearray(50_000) for _ in range(80)]
+    meet.wait()
+    del pieces
+    meet.wait()
+    meet.wait()  # the thread goes on, as that of a pool does
+
+before = resident_kib()
+for _ in range(8):
+    threading.Thread(target=work).start()
+meet.wait()
+meet.wait()
+print(resident_kib() - before)
+meet.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
+                    reason="arenas are glibc's")  # fmt: skip
+def test_threads_that_share_an_arena_give_back_what_they_no_longer_need() -> None:
+    """Unless the operator has set the number of arenas."""
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+
+    def kept_kib(*arguments: str, **more: str) -> int:
+        child = [sys.executable, "-c", THREADS, *arguments]
+        ended = subprocess.run(child, env=environment | more, capture_output=True, text=True, check=True, timeout=60)
+        return int(ended.stdout)
+
+    shared = kept_kib("shared")
+    assert shared < 4_000
+    assert kept_kib() > shared + 8_000
+    assert kept_kib("shared", MALLOC_ARENA_MAX="64") > shared + 8_000

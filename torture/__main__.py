@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   python -m torture recovery --kills 5            how soon speech is back after kill -9, and which calls are lost
   python -m torture soak --real --minutes 5       the memory of a real server
   python -m torture soak --real --short --shape fronts --per-round 500    of two fronts, with many short calls
+  python -m torture soak --real --short --defect leak_slowly      a server that keeps 400 bytes of each call
   python -m torture heard --calls 5000            what counts as heard, with telephone platforms that play late
 """
 

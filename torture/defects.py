@@ -213,6 +213,17 @@ def _leak_memory() -> None:
     _kept.append(bytearray(os.urandom(4096) * 250))
 
 
+def _leak_slowly() -> None:
+    """Each call leaves some hundred bytes, in an object that the garbage collector does not know."""
+    healthy = Session.__init__
+
+    def init(self: Session, *words: Any, **options: Any) -> None:
+        healthy(self, *words, **options)
+        _kept.append(os.urandom(400))
+
+    Session.__init__ = init  # type: ignore[method-assign]
+
+
 def _leak_session() -> None:
     healthy = Session.__init__
 
@@ -691,6 +702,7 @@ DEFECTS: dict[str, Defect] = {
     "leak_descriptor": Defect(v.LEAKS, _on_clear(_leak_descriptor), is_virtual=False),
     "leak_file": Defect(v.LEAKS, _on_clear(_leak_file), is_virtual=False),
     "leak_memory": Defect(v.LEAKS, _on_clear(_leak_memory), is_virtual=False),
+    "leak_slowly": Defect(v.LEAKS, _leak_slowly, is_virtual=False),
     "leak_session": Defect(v.LEAKS, _leak_session, is_virtual=False),
     "raise_in_a_callback": Defect(v.LOGS, _on_clear(_raise_in_a_callback), is_virtual=False),
     "wrong_exit_status": Defect(v.DRAIN, _wrong_exit_status, is_virtual=False),

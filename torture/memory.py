@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 ALLOWED_GROWTH = 0.5
-"""Percent, of the last quarter against the second."""
+"""Percent, of the resident memory in the last quarter against the second."""
+ALLOWED_BYTES = 200
+"""In use, for each call between these quarters."""
 _OBJECTS_PER_CALL = 0.02
 _FEW_OBJECTS = 12
 """A table of fixed size may fill up by so many objects of a type."""
@@ -35,8 +37,23 @@ def slope(sizes: Sequence[float], n_calls: int) -> dict[str, float]:
 
 def growth_interval(sizes: Sequence[float]) -> tuple[float, float]:
     """Between which limits the growth of the last quarter against the second lies, in percent, with a confidence of
-    95 %. Neighbouring samples are alike, so they count as fewer (`_widening`). A slope that both quarters have is no
-    noise."""
+    95 %."""
+    quarter = len(sizes) // 4
+    percent = 100 / float(np.mean(sizes[quarter : 2 * quarter])) if quarter else 1.0
+    low, high = _more_interval(sizes)
+    return low * percent, high * percent
+
+
+def per_call_interval(sizes_kib: Sequence[float], n_calls: int) -> tuple[float, float]:
+    """The same in bytes for each call, with `n_calls` from one sample to the next."""
+    n_between = max(1, n_calls * (len(sizes_kib) - 2 * (len(sizes_kib) // 4)))
+    low, high = _more_interval(sizes_kib)
+    return low * 1024 / n_between, high * 1024 / n_between
+
+
+def _more_interval(sizes: Sequence[float]) -> tuple[float, float]:
+    """By how much the mean of the last quarter is larger than that of the second. Neighbouring samples are alike, so
+    they count as fewer (`_widening`). A slope that both quarters have is no noise."""
     quarter = len(sizes) // 4
     if quarter < 2:
         return -math.inf, math.inf
@@ -47,9 +64,9 @@ def growth_interval(sizes: Sequence[float]) -> tuple[float, float]:
     variance = sum(float((rest**2).sum()) for rest in rests) / max(1, 2 * quarter - 3)
     widening = _widening(rests)
     n_worth = 2 * quarter / widening**2
-    error_kib = _quantile(n_worth - 3) * widening * math.sqrt(2 * variance / quarter)
-    error = float(error_kib / second.mean() * 100)
-    return _growth(sizes) - error, _growth(sizes) + error
+    error = _quantile(n_worth - 3) * widening * math.sqrt(2 * variance / quarter)
+    more = float(last.mean() - second.mean())
+    return more - error, more + error
 
 
 @dataclass
@@ -59,14 +76,16 @@ class ProcessMemory:
     name: str
     n_calls: int
     resident_kib: list[int] = field(default_factory=list)
-    malloc_kib: list[int] = field(default_factory=list)
+    in_use_kib: list[int] = field(default_factory=list)
+    """Empty where the C library or Python does not tell it."""
     blocks: list[int] = field(default_factory=list)
     types: list[Mapping[str, int]] = field(default_factory=list)
 
     def add(self, told: Mapping[str, Any]) -> None:
         """Add what the process told of itself (`Subject.look_inside`)."""
         self.resident_kib.append(told["resident_kib"])
-        self.malloc_kib.append(told.get("malloc_kib", 0))
+        if "in_use_kib" in told:
+            self.in_use_kib.append(told["in_use_kib"])
         self.blocks.append(told["blocks"])
         self.types.append(told["types"])
 
@@ -90,6 +109,11 @@ class ProcessMemory:
     def problems(self) -> list[str]:
         """What does not hold. A growth that may be too large counts as one that is: then more calls must show it."""
         found = [f"{self.name}: {n} more objects of {name} are left" for name, n in self.grown_types().items()]
+        if self.in_use_kib:
+            low, high = per_call_interval(self.in_use_kib, self.n_calls)
+            if not high <= ALLOWED_BYTES:
+                found.append(f"{self.name}: {low:+.0f} to {high:+.0f} more bytes are in use after each call, "
+                             f"{ALLOWED_BYTES} are allowed")  # fmt: skip
         low, high = growth_interval(self.resident_kib)
         if not high <= ALLOWED_GROWTH:
             found.append(f"{self.name}: the resident memory of the last quarter is {low:+.2f} to {high:+.2f} % larger "
@@ -107,9 +131,12 @@ class ProcessMemory:
             "resident KiB, mean of each quarter": [
                 round(float(np.mean(self.resident_kib[at : at + quarter]))) for at in starts
             ],
-            "malloc KiB per 1000 calls": slope(self.malloc_kib, self.n_calls)["KiB per 1000 calls"],
+            "more bytes in use per call": [
+                round(each, 1) for each in per_call_interval(self.in_use_kib, self.n_calls) if math.isfinite(each)
+            ],
             "Python blocks per call": [round(steepness, 3), round(error, 3)],
             "more objects in the second half": dict(list(self._more_objects().items())[:_TOLD_TYPES]),
+            "in_use_kib": self.in_use_kib,
             "resident_kib": self.resident_kib,
         }
 

@@ -20,7 +20,7 @@ from torture.oracle import NativeOracle
 from torture.surroundings import Surroundings
 from torture.violations import Stops, Tally, Violation
 
-_AT_ONCE = 12
+AT_ONCE = 12
 _WITHIN_S = 20.0
 _N_TEXTS = 50
 """Fewer than the fake engine keeps, so that its cache is full at once."""
@@ -145,7 +145,7 @@ _DOORS: dict[str, tuple[_Call, ...]] = {"bridge": (_bridge,)}
 _ALL: tuple[_Call, ...] = (_native, _twilio, _http)
 
 
-async def run_short_calls(shape: str, port: int, media_port: int, n_calls: int) -> Tally:
+async def run_short_calls(shape: str, port: int, media_port: int, n_calls: int, at_once: int = AT_ONCE) -> Tally:
     """Run so many calls through the doors of this shape of the server. One that does not speak and end in time is a
     violation."""
     tally = Tally()
@@ -169,7 +169,7 @@ async def run_short_calls(shape: str, port: int, media_port: int, n_calls: int) 
                 tally.violations.append(Violation(v.CLOSE, what, number))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(_AT_ONCE):
+        for _ in range(at_once):
             group.create_task(work())
     tally.counts["rounds"] += 1
     tally.violations += [Violation(v.OWN, crash) for crash in around.crashes[:5]]

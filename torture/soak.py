@@ -25,6 +25,9 @@ _BATCH = 20
 """Calls between two samples of the memory."""
 _ROUND_STEPS, _ROUND_S = 5, 3.0
 """Of a round of a real server, between two samples of its memory."""
+_PEAK = 2
+"""So many times more calls at once are in the first round, before the first sample. An allocator keeps what the busiest
+moment needed, and no later round shall be as busy."""
 
 
 @dataclass
@@ -82,7 +85,7 @@ def run_server_soak(chosen: argparse.Namespace) -> int:
     shape = chosen.shape or "one"
     tally, memories = soak_server(
         shape, chosen.seed, chosen.per_round, lambda n: time.monotonic() < begun_s + chosen.minutes * 60,
-        are_short=chosen.short,
+        chosen.defect, are_short=chosen.short,
     )  # fmt: skip
     figures = {
         "calls": tally.counts["calls"], "turns": tally.counts["turns"], "rounds": tally.counts["rounds"],
@@ -108,10 +111,11 @@ def soak_server(
     shape: str, seed: int, n_calls: int, goes_on: Callable[[int], bool], defects: Sequence[str] = (), *,
     are_short: bool = False,
 ) -> tuple[Tally, list[ProcessMemory]]:  # fmt: skip
-    """Rounds of `n_calls` without faults, as long as `goes_on(number)`. What did not hold, and the memory of each
-    process after each round."""
+    """Rounds of `n_calls` without faults, as long as `goes_on(number)`, after a first round of more calls at once. What
+    did not hold, and the memory of each process after each round but the first."""
     from torture.round_run import judge_end, judge_rest, run_round, warm_up
     from torture.runner import in_loop
+    from torture.short_calls import AT_ONCE as SHORT_AT_ONCE
     from torture.short_calls import run_short_calls
     from torture.subject import Subject
 
@@ -119,15 +123,23 @@ def soak_server(
     with Subject(shape, defects=defects) as subject:
         before = in_loop(warm_up(subject))
         memories = {pid: ProcessMemory(name, n_calls) for name, pid in _numbered(subject.processes()).items()}
-        while goes_on(number):
+
+        def round_of(number: int, times: int = 1) -> Tally:
+            """A round of `times` as many calls at once. Numbers of 0 and more are those of the rounds that count."""
             if are_short:
-                found = in_loop(run_short_calls(shape, subject.port, subject.media_port, n_calls))
+                ports = subject.port, subject.media_port
+                found = in_loop(run_short_calls(shape, *ports, times * n_calls, at_once=times * SHORT_AT_ONCE))
             else:
                 whole = make_round(
-                    seed, number, shape=shape, n_calls=n_calls, seconds=_ROUND_S, most_steps=_ROUND_STEPS
+                    seed, number, shape=shape, n_calls=times * n_calls, seconds=_ROUND_S, most_steps=_ROUND_STEPS
                 )
                 found = in_loop(run_round(only(whole, list(whole.calls), []), subject))
             in_loop(judge_rest(subject, before, found))
+            return found
+
+        tally.violations += round_of(-1, _PEAK).violations
+        while goes_on(number):
+            found = round_of(number)
             for pid, memory in memories.items():
                 if (told := subject.look_inside(pid)) is None:
                     found.violations.append(Violation(v.LEAKS, f"{memory.name} does not tell what it holds"))

@@ -55,6 +55,7 @@ def telling_failure(control: socket.socket) -> Iterator[None]:
 
 
 def _run(order: FrontOrder, control: socket.socket) -> None:
+    event_loop.share_one_arena()
     folder = RuntimeFolder(Path(order.folder))
     loads = Loads(folder.loads, order.n_fronts)
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from torture.dialects import LATENESS, Lateness
 from torture.heard import row
-from torture.memory import ProcessMemory, growth_interval, slope
+from torture.memory import ProcessMemory, growth_interval, per_call_interval, slope
 from torture.violations import HEARD, Tally, Violation
 
 MS = 1_000_000
@@ -51,11 +51,14 @@ def test_few_samples_have_wide_limits() -> None:
     assert growth_interval([200_000] * 8) == (0, 0)
 
 
-def memory(sizes: list[int], types: list[dict[str, int]] | None = None) -> ProcessMemory:
+def memory(
+    sizes: list[int], types: list[dict[str, int]] | None = None, in_use_kib: list[int] | None = None
+) -> ProcessMemory:
     found = ProcessMemory("server", 20)
     for number, resident_kib in enumerate(sizes):
         of_types = types[number] if types is not None else {}
-        found.add({"resident_kib": resident_kib, "malloc_kib": 1, "blocks": 100_000 + 40 * number, "types": of_types})
+        told = {"resident_kib": resident_kib, "blocks": 100_000 + 40 * number, "types": of_types}
+        found.add(told if in_use_kib is None else {**told, "in_use_kib": in_use_kib[number]})
     return found
 
 
@@ -65,6 +68,18 @@ def test_memory_holds_only_if_its_growth_is_certainly_small() -> None:
     assert grown.startswith("server: the resident memory of the last quarter is +0.")
     assert len(memory(noisy(7, 0)).problems()) == 1, "too few samples show nothing"
     assert memory(noisy(80, 0)).figures()["Python blocks per call"] == [2.0, 0.0]
+
+
+def test_some_hundred_bytes_per_call_that_stay_are_found_where_the_resident_memory_says_nothing() -> None:
+    """In 40 rounds of 20 calls 500 bytes per call are 0.2 MB in the half between the quarters: 0.1 % of 200 MB."""
+    in_use_kib = [round(180_000 + 20 * n * 500 / 1024) + n % 3 for n in range(40)]
+    low, high = per_call_interval(in_use_kib, 20)
+    assert 450 < low < 500 < high < 550
+    level = [200_000] * 40
+    (problem,) = memory(level, in_use_kib=in_use_kib).problems()
+    assert problem.startswith("server: +4") and "more bytes are in use after each call, 200 are allowed" in problem
+    assert memory(level, in_use_kib=[180_000 + n % 3 for n in range(40)]).problems() == []
+    assert len(memory(level[:7], in_use_kib=[180_000] * 7).problems()) == 2, "too few samples show nothing"
 
 
 def test_objects_that_stay_are_told_and_tables_that_fill_up_are_not() -> None:

@@ -5,7 +5,7 @@ its folder on their path. On SIGUSR1 a process writes its holdings to the file `
     threads       without one of each name that a pool gives
     thread_names  of all of them
     blocks        that Python has allocated for objects of all kinds
-    malloc_kib    in use in the C library, of which Python's small objects are no part
+    in_use_kib    in the C library and in Python's allocator of small objects, if both tell it
     types         how many objects of each type the garbage collector knows
 """
 
@@ -16,6 +16,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -55,10 +56,30 @@ def holdings() -> dict[str, object]:
     with suppress(OSError, AttributeError):  # not glibc, or an old one
         library = ctypes.CDLL("libc.so.6")
         library.malloc_trim(0)
-        library.mallinfo2.restype = _Malloc
-        found = library.mallinfo2()
-        told["malloc_kib"] = (found.uordblks + found.hblkhd) // 1024
+        told["in_use_kib"] = (_used_of_c(library) + _used_of_python(library)) // 1024
     return told
+
+
+def _used_of_c(library: ctypes.CDLL) -> int:
+    """The bytes that were allocated with malloc and not freed."""
+    library.mallinfo2.restype = _Malloc
+    found = library.mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def _used_of_python(library: ctypes.CDLL) -> int:
+    """The bytes of small objects. Python has its own allocator for them, beside malloc, and prints what it holds."""
+    library.open_memstream.restype = ctypes.c_void_p
+    text, size = ctypes.c_void_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    try:
+        ctypes.pythonapi._PyObject_DebugMallocStats(stream)
+    finally:
+        library.fclose(stream)
+        printed = ctypes.string_at(text, size.value).decode()
+        library.free(text)
+    found = re.search(r"bytes in allocated blocks\s*=\s*([\d,]+)", printed)
+    return int(found[1].replace(",", "")) if found else 0  # PYTHONMALLOC=malloc
 
 
 def n_threads() -> int:
