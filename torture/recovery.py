@@ -86,7 +86,7 @@ class Recovery:
     silent: int = 0
     """Calls that were not lost, and said nothing after the process was ready again."""
     problem: str = ""
-    """Why nothing could be measured: what did not happen in time."""
+    """What else did not hold. Without speech that is back in time, nothing is measured."""
 
     @property
     def holds(self) -> bool:
@@ -218,6 +218,7 @@ class _Killed:
     held: list[SteadyCall]
     begun_ns: int = 0
     """When the first of several stops was. 0: there was one kill."""
+    problem: str = ""
 
 
 async def _kill_engine(scene: Scene) -> _Killed:
@@ -370,7 +371,7 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
     counts."""
     await _computed_calls(scene)
     subject, calls = scene.subject, list(scene.calls)
-    begun_ns, worst_ns, worst = time.monotonic_ns(), -1, (0, 0, 0)
+    pid, begun_ns, worst_ns, worst = subject.cosyvoice2_pid(), time.monotonic_ns(), -1, (0, 0, 0)
     for ms in _STOPS_MS:
         at_ns = time.monotonic_ns()
         await stop_for(subject.cosyvoice2_pid(), ms)
@@ -380,7 +381,7 @@ async def _stop_cosyvoice2(scene: Scene) -> _Killed:
         if spoke_ns - again_ns > worst_ns:
             worst_ns, worst = spoke_ns - again_ns, (at_ns, again_ns, spoke_ns)
         await asyncio.sleep(_BETWEEN_STOPS_S)
-    return _Killed(*worst, [], begun_ns)
+    return _Killed(*worst, [], begun_ns, "" if subject.cosyvoice2_pid() == pid else "the stopped process was replaced")
 
 
 _BETWEEN_STOPS_S = 0.5
@@ -422,6 +423,7 @@ async def recover(victim: str, subject: Subject) -> Recovery:
             max((call.closed_ns - killed.at_ns for call in lost), default=0) / MS,
             n_failed, n_failed if killed.begun_ns else 0,
             sum(not call.is_lost and call.speaks_again_ns(ready_ns, ready_ns) is None for call in others),
+            killed.problem,
         )  # fmt: skip
 
 

@@ -35,5 +35,5 @@ def test_a_stop_costs_no_turn_and_a_kill_no_call() -> None:
 def test_a_process_that_is_given_up_too_soon_and_speech_that_is_late_behind_a_restart_are_found() -> None:
     assert {DEFECTS[name].check for name in COSYVOICE2_DEFECTS} == {RECOVERY}
     stopped, killed = stopped_and_killed(*COSYVOICE2_DEFECTS)
-    assert not stopped.holds, stopped
+    assert not stopped.holds and stopped.problem == "the stopped process was replaced", stopped
     assert not killed.holds and killed.speaks_ms > 2000, killed
