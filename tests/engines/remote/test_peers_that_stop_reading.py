@@ -80,7 +80,7 @@ def test_a_front_that_stops_reading_loses_its_slots(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(server, "MAX_UNREAD_BYTES", 300_000)
 
     async def work() -> None:
-        engine = FakeEngine()
+        engine = FakeEngine(speed=20.0)  # else all may be over before the first look at it
         await engine.start()
         serving = EngineServer(engine)
         address = str(await serving.listen(parse_address("127.0.0.1:0")))
@@ -100,7 +100,7 @@ def test_a_front_that_stops_reading_loses_its_slots(monkeypatch: pytest.MonkeyPa
                         await asyncio.sleep(0.1)
 
                 alive = asyncio.create_task(keep_alive())
-                await until(lambda: serving.n_clients == 0, "the front is given up")
+                await until(lambda: serving.n_clients == 0, "the front is given up", 20)
                 assert serving.n_utterances == 0 and engine.stats() == EngineStats()
                 alive.cancel()
                 await asyncio.gather(alive, return_exceptions=True)
