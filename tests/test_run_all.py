@@ -103,6 +103,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 OVERLAPPING = """
 import sys, run_all
 
+run_all.N_TIMED, run_all.N_WAITING = 1, 0  # there is one file, so more processes would only start and end
 run_all.is_quiet, run_all.give_way = lambda: {is_quiet}, lambda: None
 sys.exit(run_all.run({n_processes}, sys.argv[1:]))
 """
@@ -118,6 +119,31 @@ def test_all_passes_run_and_one_failure_fails_the_run(
     passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
     assert passed == {"unmarked", "slow", "timed"} | ({"alone"} if is_well else set())
     assert re.search(r"^== .*beside \d+ s.*alone \d+ s(, again \d+ s)?$", done.stdout, re.M)
+
+
+class Ended:
+    pid = 0
+
+    def wait(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (4, 3, 1)), (8, (10, 3, 1))])
+def test_so_many_tests_run_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, n_processes: int, sizes: tuple[int, int, int]
+) -> None:
+    """The timed tests mostly wait, so the number of cores does not limit them."""
+    begun: dict[str, int] = {}
+
+    def start(name: str, n: int, *_: object) -> run_all.Pass:
+        begun[name] = n
+        return run_all.Pass(name, Ended(), 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run_all, "start", start)
+    monkeypatch.setattr(run_all, "is_quiet", lambda: True)
+    monkeypatch.setattr(run_all, "set_scheduler", lambda *_: None)
+    assert run_all.run(n_processes, []) == 0
+    assert (begun["beside"], begun["timed"], begun["alone"]) == sizes
 
 
 FAILS_FIRST = """
