@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,6 +62,7 @@ def _netem() -> str:
         _run("ip", "netns", "del", name)
 
 
+_EMPTY_S = 2.0
 _MEMORY = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 """Where memory groups are made: version 1 of cgroups, and version 2."""
 
@@ -104,10 +106,27 @@ class MemoryGroup:
         return int(counter.read_text()) if counter.exists() else 0
 
     def give_back(self) -> None:
-        """Move all processes to where they came from."""
-        for pid, home in self._homes.items():
+        """Move all processes to where they came from. Those that they have started meanwhile are in the group too."""
+        homes = list(self._homes.values())
+        for pid in (int(line) for line in (self._folder / "cgroup.procs").read_text().split()):
             with suppress(ProcessLookupError):
-                (home / "cgroup.procs").write_text(str(pid))
+                (self._homes.get(pid, homes[0]) / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the group, which has no process any more. One that is just being started or ended counts for a
+        moment."""
+        until_s = time.monotonic() + _EMPTY_S
+        while True:
+            try:
+                self._folder.rmdir()
+            except OSError:
+                if time.monotonic() > until_s:
+                    raise
+                if self._homes:
+                    self.give_back()
+                time.sleep(0.01)
+            else:
+                return
 
 
 @contextmanager
@@ -119,9 +138,9 @@ def memory_group() -> Iterator[MemoryGroup | None]:
             folder.mkdir()
         except OSError:
             continue
+        group = MemoryGroup(folder)
         try:
             if any((folder / name).exists() for name in ("memory.limit_in_bytes", "memory.high")):
-                group = MemoryGroup(folder)
                 try:
                     yield group
                 finally:
@@ -129,7 +148,7 @@ def memory_group() -> Iterator[MemoryGroup | None]:
                     group.give_back()
                 return
         finally:
-            folder.rmdir()
+            group.remove()
     yield None
 
 
