@@ -130,7 +130,11 @@ class Subject:
         """Start engines that are found by their names. The settings that speak Chinese and German with them."""
         self.start_engine()
         port = self._stack.enter_context(speech_server())
-        far = {"kind": "openai", "url": f"http://{VOICES}:{port}", "voices": "{tone: {}}", "languages": "[de]"}
+        far = {
+            "kind": "openai", "url": f"http://{VOICES}:{port}", "voices": "{tone: {}}", "languages": "[de]",
+            # So it is never full, which would refuse new calls.
+            "slots": "1000",
+        }  # fmt: skip
         return (
             "engines.routes={zh: remote, de: far}", f"engines.remote.target={ENGINE}:{self.engine_port}",
             f"engines.remote.token={_TOKEN}",
