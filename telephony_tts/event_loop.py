@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.name_lookup import Found, NameLookups
 
 _log = logs.get(__name__)
 _SAME_SIGNAL_NS = 300 * NS_PER_MS
@@ -31,12 +32,32 @@ Result = TypeVar("Result")
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end on uvloop, or on asyncio's loop without uvloop. Raises what it raises."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop of uvloop, or of asyncio without it. It looks names up as `NameLookups` does."""
+    base: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
-        uvloop.run(main)
-    else:
-        asyncio.run(main)
+        base = uvloop.Loop
+    return _looking_up(base)()
+
+
+def _looking_up(base: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractEventLoop]:
+    """A class of loops that look names up as `NameLookups` does."""
+
+    class Loop(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self._lookups = NameLookups(self)
+
+        async def getaddrinfo(self, host: Any, port: Any, **how: int) -> Found:
+            return await self._lookups.find(host, port, **how)
+
+    return Loop
 
 
 def settle() -> None:

@@ -100,7 +100,7 @@ def test_it_runs_on_uvloop_and_without_it(monkeypatch: pytest.MonkeyPatch) -> No
     loops: list[str] = []
 
     async def main() -> None:
-        loops.append(type(asyncio.get_running_loop()).__module__)
+        loops.append(type(asyncio.get_running_loop()).__mro__[1].__module__)
 
     event_loop.run(main())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

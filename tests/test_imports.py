@@ -56,7 +56,8 @@ TABLE: dict[str, Row] = {
         "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses "
         "engines.others.settings"
     ),
-    "telephony_tts.event_loop": row("clock logs", "uvloop"),
+    "telephony_tts.event_loop": row("clock logs name_lookup", "uvloop"),
+    "telephony_tts.name_lookup": row(),
     "telephony_tts.watched_file": row("errors logs metrics"),
     # Who may use the server. `key` decides; `key_file` reads.
     "telephony_tts.keys": row("errors schema settings_tree"),

@@ -103,6 +103,10 @@ class Dialect:
         self.rate_hz = rate_hz
         self.frame_bytes = rate_hz * PTIME_MS // 1000 * (2 if codec == "pcm" else 1)
         self.wrong: list[tuple[str, str]] = []
+        self.may_refuse = False
+        """The server may have no room for a new call."""
+        self.is_refused = False
+        """It has said so, where the dialect has a message for that."""
         self.n_farewells = 0
         """How often the server has said that it ends the call, where the dialect has a message for that."""
 
@@ -493,7 +497,8 @@ class Genesys(Dialect):
                 return Read("clear", 0)
             case "disconnect":
                 self.n_farewells += 1
-                if message["parameters"].get("reason") == "error":
+                self.is_refused = message["parameters"].get("info") == "no room for another call"
+                if message["parameters"].get("reason") == "error" and not (self.is_refused and self.may_refuse):
                     self.wrong.append((v.CLOSE, f"genesys: disconnect with {message['parameters']}"))
                 return Read("", None, ({"type": "close", "parameters": {"reason": "disconnect"}},))
             case "closed":

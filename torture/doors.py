@@ -145,6 +145,7 @@ async def _carrier_call(
     codec, rate_hz = call.options["format"]
     late, late_ms = call.options["late"], call.options["delay_ms"]
     dialect = DIALECTS[call.door](name, codec, rate_hz)
+    dialect.may_refuse = around.may_refuse
     lead_ns = None if dialect.lead_ms is None else (dialect.lead_ms + _message_ms(dialect)) * MS
     oracle = NativeOracle(
         around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
@@ -159,6 +160,8 @@ async def _carrier_call(
             await link.connect_in_time(around.port, _CONNECT_S)
             if link is media:
                 media.start()
+        if dialect.is_refused:
+            raise OSError("no room for another call")
         if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
             bot.was_taken = True
             return False

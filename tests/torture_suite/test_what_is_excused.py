@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from torture import violations as v
+from torture.dialects import DIALECTS
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
 from torture.recordings import judge_recordings
@@ -210,3 +211,15 @@ def test_a_recording_that_a_full_disk_has_ended_is_as_long_as_it_is_told(
     tally = Tally(recording_ends=[end])
     judge_recordings(tmp_path, [], tally, may_lack_ends=True, no_descriptors=Stops(), may_be_full=True)
     assert len(tally.violations) == (not is_right), tally.violations
+
+
+@pytest.mark.parametrize(
+    ("info", "may_refuse", "is_wrong"),
+    [("no room for another call", True, False), ("no room for another call", False, True), ("a fault", True, True)],
+)
+def test_genesys_refuses_a_call_only_where_there_may_be_no_room(info: str, may_refuse: bool, is_wrong: bool) -> None:
+    dialect = DIALECTS["genesys"]()
+    dialect.may_refuse = may_refuse
+    told = {"version": "2", "id": "e160e428", "seq": 1, "clientseq": 0, "type": "disconnect"}
+    dialect.read({**told, "parameters": {"reason": "error", "info": info}})
+    assert [check for check, _ in dialect.wrong] == [v.CLOSE] * is_wrong
