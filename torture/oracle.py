@@ -435,7 +435,7 @@ class NativeOracle:
             self._wrong(v.DONE, f"{turn.id} is done with {event['chars']} characters, sent {sorted(turn.lengths)}")
         if turn.spoken != _solid(turn.source[: event["chars"]]):
             self._wrong(v.DONE, f"{turn.id} is done, spoken {turn.spoken!r} of {turn.source!r}")
-        self._keep_recorded(turn, event)
+        self._keep_recorded(turn, event, now_ns)
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
         if self._most_error_ns is not None:
@@ -447,9 +447,9 @@ class NativeOracle:
             what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
             if not self._has_media and n_lacking:
                 self._wrong(v.DONE, what)
-            elif self._has_media and turn.letter:
+            elif self._has_media and turn.letter and not turn.n_sounds and not self._tones:
                 # Frames and events come over two sockets. After a stop of ours the events may be read first. Tones and
-                # sounds have no letter, so they are not told from those of the turn before, nor from silence.
+                # sounds have no letter, so they are not told from those of another turn, nor from silence.
                 late_ns = n_lacking * self._ptime_ns
                 self._suspicions.append((v.DONE, what, late_ns - CROSS_NS, now_ns - late_ns, now_ns))
         if self._most_error_ns is None and any(not each.letter and each is not turn for each in self._live_begun()):
@@ -461,11 +461,13 @@ class NativeOracle:
         self._suspect(v.DONE, what, left_ns - self._tolerance_ns(turn), turn, now_ns)
         self._over(turn, "done", now_ns)
 
-    def _keep_recorded(self, turn: TurnTrack, event: dict[str, Any]) -> None:
+    def _keep_recorded(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
         """What was sent of a turn without a gap, from its first tone to its last."""
         # Between two messages of a text there may be a gap.
         is_whole = not (turn.n_moves or turn.was_paused or turn.is_under_bed or event["underruns"])
         is_whole = is_whole and len(turn.lengths) == 1 and not turn.n_sounds and not self._tones
+        # A server that stood still has read the peer's marks late, and takes that for a gap at the peer.
+        is_whole = is_whole and not self._stops.within(turn.started_ns or now_ns, now_ns)
         if not (turn.recording and turn.recording == self._recording and is_whole and self._keeps_recorded):
             return
         at = [n for n, (letter, _) in enumerate(turn.recorded) if letter]

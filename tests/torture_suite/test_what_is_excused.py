@@ -30,7 +30,9 @@ class Watched:
 
     def __init__(self, *, has_media: bool = True) -> None:
         self.tally, self.stops = Tally(), Stops()
-        self.oracle = NativeOracle(self.tally, self.stops, has_media=has_media, reader=NamedFrames())
+        self.oracle = NativeOracle(
+            self.tally, self.stops, has_media=has_media, reader=NamedFrames(), keeps_recorded=True
+        )
         self.gets(0, {"type": "ready"})
 
     def sends(self, at_ms: float, message: dict[str, Any], letter: str = "") -> None:
@@ -109,6 +111,36 @@ def test_frames_and_events_that_were_read_late_come_in_any_order(is_stopped: boo
     call.hears(1121, "g", 40)
     call.gets(1122, {"type": "done", "turn": "t2", "audio_ms": 400, "chars": 0, "underruns": 0})
     assert set(call.found(3000)) == (set() if is_stopped else {v.CLOCK})
+
+
+@pytest.mark.parametrize(("has_tones", "found"), [(True, []), (False, [v.DONE])])
+def test_the_silence_behind_tones_in_a_turn_may_count_for_the_next_turn(has_tones: bool, found: list[str]) -> None:
+    """The tones are in the open turn. Their last frames come when the next turn has started already."""
+    call = Watched()
+    call.says("b1", "d", 0, 10)
+    if has_tones:
+        call.sends(3, {"type": "dtmf", "digits": "1"})
+    call.sends(4, {"type": "say", "turn": "b2", "text": "ggg"}, "g")
+    for n in range(5):
+        call.hears(200 + 20 * n, "-")
+    call.gets(300, {"type": "started", "turn": "b2"})
+    for n in range(5):
+        call.hears(301 + 20 * n, "-")
+    call.gets(450, {"type": "sentence", "turn": "b1", "index": 0, "text": "ddd", "start_ms": 0, "end_ms": 200})
+    call.gets(500, {"type": "done", "turn": "b1", "audio_ms": 400, "chars": 3, "underruns": 0})
+    assert call.found(600) == found
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_recording_may_have_a_gap_where_the_server_stood_still(is_stopped: bool) -> None:
+    """It has read the marks of the peer late, and takes that for a gap at the peer."""
+    call = Watched()
+    call.gets(0, {"type": "recording", "state": "started", "file": "a.wav"})
+    call.says("b1", "d", 10, 10)
+    if is_stopped:
+        call.stopped(100, 600)
+    call.gets(700, {"type": "done", "turn": "b1", "audio_ms": 200, "chars": 3, "underruns": 0})
+    assert [file for file, _ in call.oracle.recorded] == ([] if is_stopped else ["a.wav"])
 
 
 BED = {"type": "play", "name": "hold", "under": True}
