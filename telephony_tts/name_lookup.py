@@ -8,6 +8,7 @@ name, and for long after the server answers again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import threading
@@ -34,9 +35,13 @@ class NameLookups:
             return list(socket.getaddrinfo(*question))
         answer = self._asked.get(question)
         if answer is None:
-            answer = self._asked[question] = self._loop.create_future()
             # A daemon: the process may end while a DNS server does not answer.
-            threading.Thread(target=self._ask, args=(question,), name="name lookup", daemon=True).start()
+            asking = threading.Thread(target=self._ask, args=(question,), name="name lookup", daemon=True)
+            try:
+                asking.start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, f"{host}: {error}") from error
+            answer = self._asked[question] = self._loop.create_future()
         found = await asyncio.shield(answer)
         if isinstance(found, OSError):
             # Each has its own, because `raise` writes a traceback into it.

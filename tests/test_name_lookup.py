@@ -101,6 +101,23 @@ def test_addresses_are_found_at_once_and_bad_names_are_errors() -> None:
     event_loop.run(ask())
 
 
+def test_a_lookup_that_finds_no_thread_is_an_error_and_the_next_one_may_succeed(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ask() -> None:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(OSError, match=r"other.example: can't start new thread"):
+                await found("other.example")
+        async with asyncio.timeout(5):
+            assert await found("other.example") == "192.0.2.1"
+
+    event_loop.run(ask())
+
+
 LEAVES = """
 import asyncio, socket, time
 from telephony_tts import event_loop
