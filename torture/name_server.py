@@ -86,7 +86,10 @@ class _Voices(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.rfile.read(n_bytes := int(self.headers["Content-Length"]))
+        if len(body) < n_bytes:
+            return  # the client has left
+        told = json.loads(body)
         self.send_response(200)
         self.send_header("Content-Type", "audio/pcm")
         self.end_headers()
