@@ -880,7 +880,7 @@ class NativeOracle:
         for turn in self.turns.values():
             if turn.end not in ("cleared", "error"):
                 continue
-            margin_ns = CROSS_NS + self._stops.within(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS)
+            margin_ns = self._stops.beyond(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS) - turn.ended_ns
             near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns and not turn.was_hung_up]
             border_ns = near[-1] if near else turn.ended_ns + margin_ns
             late = [at for at in turn.audible_ns if at > border_ns]

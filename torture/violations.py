@@ -111,6 +111,13 @@ class Stops:
                 total, until = total + end - begin, end
         return total
 
+    def beyond(self, begin_ns: int, end_ns: int) -> int:
+        """When `end_ns` is if the stops since `begin_ns` are left out: a stop that lasts at its end puts it off too."""
+        late_ns = 0
+        while (now_late_ns := self.within(begin_ns, end_ns + late_ns)) > late_ns:
+            late_ns = now_late_ns
+        return end_ns + late_ns
+
     @property
     def total_ns(self) -> int:
         return self.within(0, max(self._ends, default=0))

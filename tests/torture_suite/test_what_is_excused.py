@@ -143,6 +143,18 @@ def test_a_recording_may_have_a_gap_where_the_server_stood_still(is_stopped: boo
     assert [file for file, _ in call.oracle.recorded] == ([] if is_stopped else ["a.wav"])
 
 
+@pytest.mark.parametrize(("until_ms", "found"), [(600, []), (300, [v.SILENCE])])
+def test_frames_that_a_stopped_bridge_held_come_when_it_goes_on(until_ms: int, found: list[str]) -> None:
+    """It stops when the turn is cleared, and has frames from before."""
+    call = Watched()
+    call.says("b1", "d", 0, 3)
+    call.sends(100, {"type": "clear"})
+    call.gets(101, cleared("b1", "clear"))
+    call.stopped(120, until_ms)
+    call.hears(610, "d", 2)
+    assert call.found(1000) == found
+
+
 BED = {"type": "play", "name": "hold", "under": True}
 
 
