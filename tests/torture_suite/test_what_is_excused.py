@@ -149,7 +149,7 @@ def test_frames_that_a_stopped_bridge_held_come_when_it_goes_on(until_ms: int, f
     call = Watched()
     call.says("b1", "d", 0, 3)
     call.sends(100, {"type": "clear"})
-    call.gets(101, cleared("b1", "clear"))
+    call.gets(101, {**cleared("b1", "clear"), "heard_ms": 60})
     call.stopped(120, until_ms)
     call.hears(610, "d", 2)
     assert call.found(1000) == found
