@@ -208,6 +208,8 @@ class NativeOracle:
         self._last_frame_ns = 0
         self._n_silent = 0
         """Frames without a letter since the last one that had one."""
+        self._n_silent_between = 0
+        """The same, between the last letter of a turn and the first of the next one."""
         self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
@@ -438,6 +440,7 @@ class NativeOracle:
         self._keep_recorded(turn, event, now_ns)
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
+        n_unnamed = max(self._n_silent, self._n_silent_between)
         if self._most_error_ns is not None:
             self._checked(v.LOST)
             if turn.next_ns < audio_ns - self._most_error_ns:
@@ -447,7 +450,7 @@ class NativeOracle:
             what = f"{turn.id} has {event['audio_ms']} ms of audio, and {turn.n_frames} frames came"
             if not self._has_media and n_lacking:
                 self._wrong(v.DONE, what)
-            elif self._has_media and turn.letter and not turn.n_sounds and not self._tones:
+            elif self._has_media and turn.letter and not turn.n_sounds and not self._tones and n_lacking > n_unnamed:
                 # Frames and events come over two sockets. After a stop of ours the events may be read first. Tones and
                 # sounds have no letter, so they are not told from those of another turn, nor from silence.
                 late_ns = n_lacking * self._ptime_ns
@@ -593,9 +596,11 @@ class NativeOracle:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
             return
         letter = self._reader.letter(payload)
+        turn = self._owners.get(letter) if letter else self._speaking
+        if letter and turn is not self._speaking:
+            self._n_silent_between = self._n_silent
         self._n_silent = 0 if letter else self._n_silent + 1
         self._note(now_ns, "<", letter or "-")
-        turn = self._owners.get(letter) if letter else self._speaking
         self._note_sound(letter, payload, now_ns)
         if not letter and self._sounds.may_hear(now_ns):
             # It may be a frame of a sound alone.
