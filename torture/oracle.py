@@ -20,6 +20,8 @@ from torture.sound_rules import SoundRules
 from torture.violations import RecordingEnd, Stops, Tally, Violation
 
 MS = 1_000_000
+_GAP_NS = 80 * MS
+"""A recording has a gap where a mark comes this much later."""
 CROSS_NS = 60 * MS
 """How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
@@ -470,7 +472,7 @@ class NativeOracle:
         is_whole = not (turn.n_moves or turn.was_paused or turn.is_under_bed or event["underruns"])
         is_whole = is_whole and len(turn.lengths) == 1 and not turn.n_sounds and not self._tones
         # A server that stood still has read the peer's marks late, and takes that for a gap at the peer.
-        is_whole = is_whole and not self._stops.within(turn.started_ns or now_ns, now_ns)
+        is_whole = is_whole and self._stops.within(turn.started_ns or now_ns, now_ns) < _GAP_NS
         if not (turn.recording and turn.recording == self._recording and is_whole and self._keeps_recorded):
             return
         at = [n for n, (letter, _) in enumerate(turn.recorded) if letter]
