@@ -28,7 +28,7 @@ from typing import IO
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
-N_TIMED = 3
+N_TIMED = 2
 """So many timed tests run at a time, on however many cores. They mostly wait."""
 N_WAITING = 2
 """So many more unmarked tests run beside the others than there are cores: a `slow` test often waits for a process."""
