@@ -128,7 +128,7 @@ class Ended:
         return 0
 
 
-@pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (4, 3, 1)), (8, (10, 3, 1))])
+@pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (4, 2, 1)), (8, (10, 2, 1))])
 def test_so_many_tests_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, n_processes: int, sizes: tuple[int, int, int]
 ) -> None:

@@ -101,6 +101,9 @@ class TurnTrack:
     """Some of it may be heard again."""
     is_under_bed: bool = False
     """A sound was under it, so silence of the turn is not told from frames of the sound alone."""
+    has_letters: bool = False
+    n_leading: int = 0
+    """Frames before its first letter. They may be silence at the end of the turn before."""
     shares_silence: bool = False
     """Frames were dropped, and of those that came again the ones without a letter may be its own or another turn's."""
     slack_ns: int = 0
@@ -210,8 +213,6 @@ class NativeOracle:
         self._last_frame_ns = 0
         self._n_silent = 0
         """Frames without a letter since the last one that had one."""
-        self._n_silent_between = 0
-        """The same, between the last letter of a turn and the first of the next one."""
         self._hangup_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
@@ -442,7 +443,7 @@ class NativeOracle:
         self._keep_recorded(turn, event, now_ns)
         audio_ns = event["audio_ms"] * MS
         n_lacking = audio_ns // self._ptime_ns - turn.n_frames
-        n_unnamed = max(self._n_silent, self._n_silent_between)
+        n_unnamed = sum(each.n_leading for each in self._live_begun() if each is not turn)
         if self._most_error_ns is not None:
             self._checked(v.LOST)
             if turn.next_ns < audio_ns - self._most_error_ns:
@@ -598,11 +599,9 @@ class NativeOracle:
             self._wrong(v.FRAMES, f"a frame of {len(payload)} bytes, expected {self._frame_bytes}")
             return
         letter = self._reader.letter(payload)
-        turn = self._owners.get(letter) if letter else self._speaking
-        if letter and turn is not self._speaking:
-            self._n_silent_between = self._n_silent
         self._n_silent = 0 if letter else self._n_silent + 1
         self._note(now_ns, "<", letter or "-")
+        turn = self._owners.get(letter) if letter else self._speaking
         self._note_sound(letter, payload, now_ns)
         if not letter and self._sounds.may_hear(now_ns):
             # It may be a frame of a sound alone.
@@ -634,6 +633,8 @@ class NativeOracle:
         self._last_frame_ns = now_ns
         turn.next_ns += self._ptime_ns
         turn.n_frames += 1
+        turn.has_letters |= bool(letter)
+        turn.n_leading += not turn.has_letters
         if turn.n_frames == 1:
             turn.recording = self._recording
         if turn.recording:
