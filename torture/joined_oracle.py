@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torture import violations as v
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
-from torture.violations import Stops, Tally, Violation
+from torture.violations import Stops, Tally, Violation, log_lines
 
 MS = 1_000_000
 _FRAME_MS = 20
@@ -195,6 +195,5 @@ class JoinedOracle:
     def _wrong(self, check: str, what: str) -> None:
         self.note(self._log[-1][0] if self._log else 0, "!", f"{check}: {what}")
         if self._call is not None:
-            begin_ns = self._log[0][0]
-            self._tally.logs[self._call] = [f"{(at - begin_ns) / MS:8.1f} {who} {what}" for at, who, what in self._log]
+            self._tally.logs[self._call] = log_lines(self._log)
         self._tally.violations.append(Violation(check, what, self._call))

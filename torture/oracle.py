@@ -17,7 +17,7 @@ from torture.caller_rules import SURE_MS, CallerRules
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 from torture.player import Player
 from torture.sound_rules import SoundRules
-from torture.violations import RecordingEnd, Stops, Tally, Violation
+from torture.violations import RecordingEnd, Stops, Tally, Violation, log_lines
 
 MS = 1_000_000
 _GAP_NS = 80 * MS
@@ -905,8 +905,8 @@ class NativeOracle:
         self._log.append((now_ns, who, what))
 
     def log_lines(self) -> list[str]:
-        """The log of this call, with milliseconds since its first line."""
-        return [f"{(at - self._log[0][0]) / MS:8.1f} {who} {what}" for at, who, what in self._log]
+        """The log of this call."""
+        return log_lines(self._log)
 
     def _wrong(self, check: str, what: str) -> None:
         self._log.append((self._log[-1][0] if self._log else 0, "!", f"{check}: {what}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ONE_END = "one end per turn"
@@ -84,6 +85,11 @@ class Tally:
         self.heard_errors_by_marks_ms += other.heard_errors_by_marks_ms
         self.n_words_right += other.n_words_right
         self.n_words_wrong += other.n_words_wrong
+
+
+def log_lines(log: Sequence[tuple[int, str, object]]) -> list[str]:
+    """The log of a call, (time in ns, who, what), with milliseconds since its first line."""
+    return [f"{(at - log[0][0]) / 1_000_000:8.1f} {who} {what}" for at, who, what in log]
 
 
 class Stops:
