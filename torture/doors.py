@@ -176,7 +176,10 @@ async def _carrier_call(
             bot.reset()
         if not media.torn and not await media.gone(_outlives_s(bot)) and not around.may_break:
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
-        elif call.end.startswith("close") and not bot.torn and not media.torn and media.close_code not in (1000, None):
+        elif (
+            call.end.startswith("close") and not bot.torn and not media.torn and not media.missed_a_ping()
+            and media.close_code not in (1000, None)
+        ):  # fmt: skip
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg was closed with {media.close_code}, expected 1000")
     finally:
         bot.close()

@@ -67,7 +67,7 @@ class JoinedCall:
                 task.cancel()
             await asyncio.gather(*self._speaking.values(), return_exceptions=True)
             self._media.close()
-            self._oracle.finish(is_torn=self._is_torn)
+            self._oracle.finish(is_torn=self._is_torn or self._media.missed_a_ping())
 
     async def _step(self, step: Step) -> None:
         match step.do:

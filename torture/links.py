@@ -134,6 +134,7 @@ class TelephoneSide(Protocol):
 
     async def caller_speaks(self, ms: int) -> None: ...
     def telephone_errs(self, n: int) -> None: ...
+    def missed_a_ping(self) -> bool: ...
 
 
 class BotLink(Link):
@@ -161,6 +162,10 @@ class BotLink(Link):
     def telephone_errs(self, n: int) -> None:
         if self.telephone is not None:
             self.telephone.telephone_errs(n)
+
+    def missed_a_ping(self) -> bool:
+        """The same of either leg: a call ends with its media leg."""
+        return super().missed_a_ping() or (self.telephone is not None and self.telephone.missed_a_ping())
 
     @property
     def awaits_media(self) -> bool:

@@ -36,6 +36,8 @@ SETTINGS = (
     "speech.detect_language=false", "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220
+_SOUNDS_MB = 1
+"""So the store of sounds is full after some seconds, and what it keeps is no growth of memory."""
 _PATHS = (ROOT, ROOT / "benchmarks", ROOT / "torture" / "inside")
 """Of the processes under test. The last one has `sitecustomize`, which they import by themselves."""
 _TOKEN = "the-token-of-the-engine"
@@ -92,6 +94,7 @@ class Subject:
     def _start(self) -> None:
         self.sounds = self._stack.enter_context(SoundServer())
         settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}",
+                    f"sounds.memory_mb={_SOUNDS_MB}",
                     f"recordings.folder={self.recordings}", "recordings.keep_mb=0"]  # fmt: skip
         flags: list[str] = []
         if self.shape == "engine":

@@ -612,7 +612,7 @@ async def vendor_call(call: CallHistory, number: int, around: Surroundings) -> N
                 is_torn = link.torn
             else:
                 await _until_over(link)
-                is_torn = link.closed.done() and around.may_break
+                is_torn = link.closed.done() and (around.may_break or link.missed_a_ping())
                 link.leave()
                 await link.gone(_NOTICED_S)
     finally:
@@ -731,6 +731,9 @@ async def _closes(link: VendorLink, around: Surroundings, code: int) -> None:
     link.torn = True
     if around.may_break:
         around.tally.counts["calls lost with a process"] += 1
+        return
+    if link.missed_a_ping():
+        around.tally.counts["calls that missed a ping"] += 1
         return
     what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
     link.oracle.wrong(v.CLOSE, f"{what}, expected {code}")

@@ -132,7 +132,7 @@ class AsteriskCodec:
             raise BadField(f"{where} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, got {quote(call)}")
         ptime_ms = _whole(f, "ptime")
         if ptime_ms is not None and ptime_ms not in PTIMES_MS:
-            raise BadField(f"ptime must be one of {', '.join(map(str, PTIMES_MS))}, got {ptime_ms}")
+            raise BadField(f"ptime must be one of {', '.join(map(str, PTIMES_MS))}, got {quote(ptime_ms)}")
         for field in ("channel", "channel_id", "connection_id"):
             value = f.get(field)
             if isinstance(value, str):

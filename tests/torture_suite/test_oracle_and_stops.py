@@ -8,6 +8,8 @@ import time
 import pytest
 
 from torture import violations as v
+from torture.doors import _closes
+from torture.links import BotLink
 from torture.oracle import NativeOracle
 from torture.surroundings import PING_S, Surroundings
 from torture.violations import Stops, Tally
@@ -76,3 +78,26 @@ def test_a_connection_that_missed_a_ping_is_lost_by_a_long_stop_only() -> None:
     assert closed_neighbour("keepalive ping timeout", PING_S) == []
     assert closed_neighbour("keepalive ping timeout", 1) == lost
     assert closed_neighbour("internal error", PING_S) == lost
+
+
+def test_a_call_whose_media_leg_missed_a_ping_may_be_over() -> None:
+    """The server ends it as usual: the bot's connection closes with 1000, before its time."""
+
+    def judged(stopped_s: float) -> list[str]:
+        async def work() -> list[str]:
+            around = Surroundings(0, Tally(), Stops())
+            now_ns = time.monotonic_ns()
+            around.stops.add(now_ns - round(stopped_s * 1e9), now_ns)
+            oracle = NativeOracle(around.tally, around.stops, has_media=True)
+            bot, media = BotLink("/v1/stream", around, oracle), BotLink("/v1/stream", around, oracle)
+            bot.telephone = media
+            for link, code, reason in ((bot, 1000, ""), (media, 1011, "keepalive ping timeout")):
+                link.close_code, link.close_reason = code, reason
+                link.closed.set_result(None)
+            await _closes(bot, around, None)
+            return [each.what for each in around.tally.violations]
+
+        return asyncio.run(work())
+
+    assert judged(PING_S) == []
+    assert judged(1) == ["closed with 1000, expected an open call"]

@@ -81,6 +81,11 @@ def test_unsupported_frame_lengths_are_refused(ptime: int) -> None:
     assert isinstance(refused, Invalid) and "ptime must be one of" in refused.message
 
 
+def test_an_error_does_not_repeat_a_long_number() -> None:
+    refused = AsteriskCodec().decode(json.dumps(JSON_START | {"ptime": 10**700}).encode())
+    assert isinstance(refused, Invalid) and refused.message.endswith("got a number out of range")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

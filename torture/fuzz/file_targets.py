@@ -24,11 +24,10 @@ from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, For
 from telephony_tts.recording.replay import read_recording
 from telephony_tts.transport.fronts import MovedSocket, unpacked
 from torture.fuzz.judge import FuzzTarget
+from torture.fuzz.scratch import FOLDER
 
 _MOST_SOUND_S = 2.0
 _PCM = np.arange(160, dtype=np.int16)
-_folder = tempfile.TemporaryDirectory(prefix="telephony-tts-fuzz-")
-_FOLDER = Path(_folder.name)
 
 
 def read_sounds(data: bytes) -> None:
@@ -88,7 +87,7 @@ def read_moved_socket(data: bytes) -> None:
 
 
 def read_timeline(data: bytes) -> None:
-    path = _FOLDER / "20260101T000000Z-c1-0123456789ab.jsonl"
+    path = FOLDER / "20260101T000000Z-c1-0123456789ab.jsonl"
     path.write_bytes(data)
     with suppress(ConfigError):
         read_recording(path)
@@ -97,9 +96,9 @@ def read_timeline(data: bytes) -> None:
 def read_voice(data: bytes) -> None:
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
-    (_FOLDER / "v.safetensors").write_bytes(data)
+    (FOLDER / "v.safetensors").write_bytes(data)
     try:
-        VoiceStore(_FOLDER).load("v")
+        VoiceStore(FOLDER).load("v")
     except EngineUnavailable as error:
         assert len(error.message) < 1_000
 
@@ -108,7 +107,7 @@ def read_speakers(data: bytes) -> None:
     """spk2info.pt: `torch.load` may run no code."""
     from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 
-    path = _FOLDER / "spk2info.pt"
+    path = FOLDER / "spk2info.pt"
     path.write_bytes(data)
     with suppress(ConfigError):
         read_spk2info(path)
@@ -117,7 +116,7 @@ def read_speakers(data: bytes) -> None:
 
 def ran_code() -> bool:
     """Whether a file of `pickle_that_runs` was unpickled without care."""
-    return (_FOLDER / "ran").exists()
+    return (FOLDER / "ran").exists()
 
 
 @cache
@@ -164,7 +163,7 @@ def _voices() -> tuple[bytes, ...]:
     features = PromptFeatures(
         torch.arange(50), torch.zeros(100, 80), torch.ones(192), "Hello.", (1, 2), {"source": "x"}
     )
-    folder = Path(tempfile.mkdtemp(dir=_FOLDER))
+    folder = Path(tempfile.mkdtemp(dir=FOLDER))
     try:
         return (VoiceStore(folder).save("v", features).read_bytes(),)
     finally:
@@ -182,7 +181,7 @@ def _speakers() -> tuple[bytes, ...]:
         {"a": {"embedding": torch.ones(1, 192)}, "b": {"speech_token": torch.arange(9), "prompt_text": "x"}}, whole
     )
     torch.save({"a": 1, "b": [None]}, odd)
-    return whole.getvalue(), odd.getvalue(), pickle_that_runs(_FOLDER / "ran")
+    return whole.getvalue(), odd.getvalue(), pickle_that_runs(FOLDER / "ran")
 
 
 def pickle_that_runs(proof: Path) -> bytes:

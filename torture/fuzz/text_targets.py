@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import sip_bridge.config
 from telephony_tts import config, lexicon_files
 from telephony_tts.errors import ConfigError
 from telephony_tts.text.lexicon import find_readings
 from telephony_tts.text.ssml import MarkupBreak, MarkupEvent, SsmlReader, begins_with_speak
 from torture.fuzz.judge import FuzzTarget
+from torture.fuzz.scratch import FOLDER
 
 _SECRET = "the-secret-that-nobody-may-see"
 _MOST_ERROR_CHARS = 100_000
@@ -20,8 +18,7 @@ _MOST_TURN_CHARS = 4_000
 """The default of `limits.turn_chars`: no reader gets more."""
 _MOST_START_MS = 5_000.0
 """A configuration is read once, before there are calls."""
-_folder = tempfile.TemporaryDirectory(prefix="telephony-tts-fuzz-")
-_file = Path(_folder.name) / "config.yaml"
+_file = FOLDER / "config.yaml"
 
 
 def read_ssml(data: bytes) -> None:
