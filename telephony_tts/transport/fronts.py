@@ -105,6 +105,8 @@ def unpacked(data: bytes) -> MovedSocket:
             raise ValueError("a stage or a count is wrong")
         if type(facts["may_begin"]) is not bool:
             raise ValueError("may_begin is neither true nor false")
+        if not isinstance(facts.get("key", ""), str):
+            raise ValueError("the name of a key is no text")
         head, read, unread = parts
         return MovedSocket(head=head, read=read, unread=unread, **facts)
     except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -109,6 +109,7 @@ def test_a_value_is_shown_as_before_and_never_at_length() -> None:
         b'{"stage":"leg","n_moves":1,"local":["a",1],"remote":["a",1],"may_begin":[[]]}',
         b'{"stage":["leg"],"n_moves":1,"local":["a",1],"remote":["a",1],"may_begin":true}',
         b'{"stage":"leg","n_moves":"1","local":["a",1],"remote":["a",1],"may_begin":true}',
+        b'{"stage":"leg","n_moves":1,"local":["a",1],"remote":["a",1],"may_begin":true,"key":[[1]]}',
         b"[]",
         b"{}",
         b"",
