@@ -1,6 +1,6 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
-There are three passes, by the marks of the tests. `timed` tests judge the clock and mostly wait; three run at a time.
+There are three passes, by the marks of the tests. `timed` tests judge the clock and mostly wait; two run at a time.
 Tests marked `alone` judge the clock or the machine and compute much; they run one at a time, after the timed ones.
 Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
 every other process at once, so they do not make the others late.
