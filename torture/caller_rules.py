@@ -106,7 +106,7 @@ class CallerRules:
             and begin_ns - self._settings_ns > _SETTLED_NS
             and speech_since_ns is not None
             and speech_since_ns + hold_off_ns + _SETTLED_NS < begin_ns
-            and not self._stops.within(speech_since_ns, now_ns)
+            and self._stops.within(speech_since_ns, now_ns) < _MOST_LATE_MS * MS
         )
         return ""
 
@@ -128,7 +128,7 @@ class CallerRules:
         for voice in self._voices:
             lost_ns = self._stops.within(voice.begin_ns, voice.begin_ns + _NOTICED_NS)
             is_over = end_ns < voice.begin_ns + _NOTICED_NS + lost_ns
-            is_whole = voice.end_ns is not None and not is_over and not lost_ns
+            is_whole = voice.end_ns is not None and not is_over and lost_ns < _MOST_LATE_MS * MS
             if voice.must_be_noticed and not voice.is_noticed and is_whole:
                 wrong.append(f"the caller spoke for {voice.ms} ms, and no caller came")
         return wrong

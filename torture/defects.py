@@ -127,6 +127,18 @@ def _heard_ms_late(effect: Effect) -> list[Effect]:
     return [replace(effect, heard_ms=effect.heard_ms + 200)] if isinstance(effect, m.Cleared) else [effect]
 
 
+def _no_media_clear(effect: Effect) -> list[Effect]:
+    """The platform is never told to drop its audio."""
+    return [] if isinstance(effect, m.MediaClear) else [effect]
+
+
+def _place_of_the_client(effect: Effect) -> list[Effect]:
+    """A place of the client counts, and the client has told none."""
+    if not isinstance(effect, m.Cleared):
+        return [effect]
+    return [replace(effect, basis="client", heard_ms=effect.heard_ms + 5000)]
+
+
 def _lost_by_our_schedule() -> None:
     """After a clear, the turns that stay go on where our schedule is, not where the peer was."""
 
@@ -682,6 +694,8 @@ DEFECTS: dict[str, Defect] = {
     "lost_by_our_schedule": Defect(v.LOST, _lost_by_our_schedule, platform="twilio"),
     "heard_by_our_schedule": Defect(v.HEARD, _heard_by_our_schedule, platform="asterisk"),
     "no_mark_before_speech": Defect(v.HEARD, _no_mark_before_speech, platform="plivo"),
+    "no_media_clear": Defect(v.SILENCE, _each(_no_media_clear), platform="twilio"),
+    "place_of_the_client": Defect(v.HEARD, _each(_place_of_the_client)),
     "done_when_sent": Defect(v.DONE, _poll(_done_when_sent)),
     "started_late": Defect(v.ORDER, _poll(lambda _, effects: _started_late(effects))),
     "no_pong": Defect(v.ANSWERS, _each(_no_pong)),

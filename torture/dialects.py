@@ -107,7 +107,6 @@ class Dialect:
         """The server may have no room for a new call."""
         self.is_refused = False
         """It has said so, where the dialect has a message for that."""
-        self.n_farewells = 0
         """How often the server has said that it ends the call, where the dialect has a message for that."""
 
     # ------------------------------------------------------------ what is sent
@@ -420,7 +419,6 @@ class Jambonz(Dialect):
             case "clearMarks":
                 return Read()
             case "disconnect":
-                self.n_farewells += 1
                 return Read()
         self.wrong.append((v.ANSWERS, f"{self.path}: the unknown message {str(message)[:100]}"))
         return Read()
@@ -496,7 +494,6 @@ class Genesys(Dialect):
                     self.wrong.append((v.ANSWERS, f"genesys: the event {message['parameters']}"))
                 return Read("clear", 0)
             case "disconnect":
-                self.n_farewells += 1
                 self.is_refused = message["parameters"].get("info") == "no room for another call"
                 if message["parameters"].get("reason") == "error" and not (self.is_refused and self.may_refuse):
                     self.wrong.append((v.CLOSE, f"genesys: disconnect with {message['parameters']}"))
@@ -530,7 +527,6 @@ class FreeSwitch(Dialect):
     def __init__(self, call: str = "c1", codec: str = "pcm", rate_hz: int = 8000) -> None:
         super().__init__(call, codec, rate_hz)
         self._next = 1
-        self._is_claimed = False
 
     def start(self) -> list[dict[str, Any]]:
         return [{"call": self.call, "rate_hz": self.rate_hz, "from": "+4930123456"}]
@@ -559,8 +555,6 @@ class FreeSwitch(Dialect):
                     what = f"freeswitch: clear before {data['before']}, and the next file is {self._next}"
                     self.wrong.append((v.SILENCE, what))
                 return Read("clear", data["before"])
-            case "hangup":
-                self.n_farewells += 1
         return Read()
 
 

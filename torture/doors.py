@@ -93,7 +93,7 @@ async def _native_call(
     is_lossy = bool(options.pop("through_proxy", False)) and around.proxy_port > 0
     n_bytes = options["rate"] * options["ptime_ms"] // 1000 * (2 if options["codec"] == "pcm" else 1)
     oracle = NativeOracle(
-        around.tally, around.stops, call=number, ptime_ms=options["ptime_ms"], frame_bytes=n_bytes,
+        around.tally, around.call_stops, call=number, ptime_ms=options["ptime_ms"], frame_bytes=n_bytes,
         lead_ns=options["lead_ms"] * MS, reader=FrameReader(options["codec"], options["rate"]),
         may_fail=around.may_fail, is_lossy=is_lossy, keeps_recorded=options["rate"] == RATE_HZ,
     )  # fmt: skip
@@ -122,7 +122,7 @@ async def _come_back(
     around.tally.n_checked[v.CLOSE] += 1
     around.tally.counts["calls that came back"] += 1
     while not await begin(short):
-        lost_ns = around.stops.within(begin_ns, time.monotonic_ns())
+        lost_ns = around.call_stops.within(begin_ns, time.monotonic_ns())
         if time.monotonic_ns() - begin_ns - lost_ns > _NOTICED_S * 1e9:
             if not around.may_break:
                 what = f"{call.door}: the name of a call is taken {_NOTICED_S:.0f} s after its end"
@@ -148,7 +148,7 @@ async def _carrier_call(
     dialect.may_refuse = around.may_refuse
     lead_ns = None if dialect.lead_ms is None else (dialect.lead_ms + _message_ms(dialect)) * MS
     oracle = NativeOracle(
-        around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
+        around.tally, around.call_stops, call=number, has_media=True, may_fail=around.may_fail, lead_ns=lead_ns,
         frame_bytes=dialect.frame_bytes, reader=FrameReader(codec, rate_hz), slack_ns=slack_ms(dialect, late) * MS,
         keeps_recorded=rate_hz == RATE_HZ and late != "stalling",
     )  # fmt: skip
@@ -204,7 +204,7 @@ def _message_ms(dialect: Dialect) -> int:
 
 async def _no_bot(number: int, around: Surroundings) -> None:
     """A telephone call for which the server has to dial a bot, whose name does not resolve."""
-    oracle = NativeOracle(around.tally, around.stops, call=number, has_media=True, is_lossy=True)
+    oracle = NativeOracle(around.tally, around.call_stops, call=number, has_media=True, is_lossy=True)
     dialect = Twilio(f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
     media = CarrierLink(around, oracle, dialect, late="fixed", late_ms=0, seed=number)
     await media.connect_in_time(around.port, _CONNECT_S)
@@ -225,7 +225,7 @@ async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> N
     """A call that is spoken by an engine that has to be found by its name. If it is not found, its turns end with an
     error in bounded time."""
     oracle = NativeOracle(
-        around.tally, around.stops, call=number, may_fail=around.may_fail or around.may_lose_names,
+        around.tally, around.call_stops, call=number, may_fail=around.may_fail or around.may_lose_names,
         lead_ns=200 * MS, is_lossy=around.may_lose_names,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
@@ -246,7 +246,7 @@ def _fails_in_time(oracle: NativeOracle, around: Surroundings, within_s: float) 
         if turn.end == "error":
             around.tally.n_checked[v.ONE_END] += 1
             begin_ns = max(turn.begun_ns, free_ns)
-            took_ns = turn.ended_ns - begin_ns - around.stops.within(begin_ns, turn.ended_ns)
+            took_ns = turn.ended_ns - begin_ns - around.call_stops.within(begin_ns, turn.ended_ns)
             around.tally.counts["turns failed without a name"] += 1
             spoken_ns = round(len(turn.source) * MS_PER_LETTER * MS / _SLOWEST)
             if took_ns > within_s * 1e9 + spoken_ns:
@@ -258,7 +258,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     """A telephone call through the bridge. Its `clear` is not seen at this end: the audio only stops."""
     name = uuid.UUID(int=random.getrandbits(128))
     oracle = NativeOracle(
-        around.tally, around.stops, call=number, frame_bytes=320, has_media=True, may_fail=around.may_fail,
+        around.tally, around.call_stops, call=number, frame_bytes=320, has_media=True, may_fail=around.may_fail,
         reader=FrameReader("pcm"), is_lossy=True,
     )  # fmt: skip
     bot = BotLink(f"/v1/stream?call={name}&audio=none&words=on", around, oracle)
@@ -294,7 +294,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
     """A telephone call through a real Asterisk."""
     async with phone_call(around, around.telephones, call.options["extension"]) as phone:
         oracle = NativeOracle(
-            around.tally, around.stops, call=number, has_media=True, may_fail=around.may_fail, is_lossy=True,
+            around.tally, around.call_stops, call=number, has_media=True, may_fail=around.may_fail, is_lossy=True,
         )  # fmt: skip
         bot = BotLink(f"/v1/stream?call={phone.name}&audio=none&words=on", around, oracle)
         feeding = asyncio.create_task(phone.feed(oracle))

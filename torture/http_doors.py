@@ -58,10 +58,6 @@ FORMS = {
 }  # fmt: skip
 
 
-class CutOff(Exception):
-    """The server has ended an answer before its end."""
-
-
 class HttpClient:
     """A client's connection, which is opened again when it was cut off. It sends a text, and reads the speech."""
 
@@ -111,7 +107,7 @@ class HttpClient:
                     return await read()
             except TimeoutError:
                 now_ns = time.monotonic_ns()
-                left_s = within_s - (now_ns - begin_ns - self._around.stops.within(begin_ns, now_ns)) / 1e9
+                left_s = within_s - (now_ns - begin_ns - self._around.call_stops.within(begin_ns, now_ns)) / 1e9
                 if left_s <= 0:
                     raise
 
@@ -180,7 +176,7 @@ class HttpCall:
             audio = bytearray()
             while piece := await self._client.chunk():
                 audio += piece
-        except (OSError, CutOff, asyncio.IncompleteReadError) as error:
+        except (OSError, asyncio.IncompleteReadError) as error:
             self._client.disconnect()
             return self._broken(f"the answer was cut off: {error!r}")
         self._judge(bytes(audio), letter, len(text))
@@ -198,7 +194,7 @@ class HttpCall:
             for _ in range(n_chunks - 1):
                 if not await self._client.chunk():
                     break
-        except (OSError, CutOff, asyncio.IncompleteReadError) as error:
+        except (OSError, asyncio.IncompleteReadError) as error:
             return self._broken(f"the answer was cut off: {error!r}")
         finally:
             self._client.disconnect(reset=n_chunks % 2 == 0)
@@ -210,13 +206,13 @@ class HttpCall:
         self._around.tally.n_checked[v.ANSWERS] += 1
         try:
             status, told = await self._client.ask(self._form.path, body)
-        except (OSError, CutOff, asyncio.IncompleteReadError) as error:
+        except (OSError, asyncio.IncompleteReadError) as error:
             self._client.disconnect()
             return self._broken(f"no answer to a bad request: {error!r}")
         if status in (400, 422) and told:
             return True
         self._client.disconnect()
-        if status == 503 or status >= 500:
+        if status >= 500:
             return self._error(status, told)
         self._wrong(v.ANSWERS, f"a bad request {json.dumps(body)[:60]} was answered by {status}: {told[:100]!r}")
         return True

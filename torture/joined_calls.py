@@ -15,7 +15,7 @@ from torture import violations as v
 from torture.carriers import CarrierLink
 from torture.dialects import Twilio
 from torture.histories import CallHistory, Step
-from torture.http_doors import FORMS, CutOff, HttpClient
+from torture.http_doors import FORMS, HttpClient
 from torture.joined_oracle import CROSS_NS, JoinedOracle, JoinedRequest
 from torture.letters import MS_PER_LETTER, sentence
 from torture.surroundings import Surroundings
@@ -28,7 +28,7 @@ _NOTICED_S = 6.0
 _MOST_AT_ONCE = 4
 _LONG_MS = 1_500
 """If so much is left to speak, the call still has its bot when another one has come and was refused."""
-_BROKEN = (OSError, CutOff, asyncio.IncompleteReadError, ValueError)
+_BROKEN = (OSError, asyncio.IncompleteReadError, ValueError)
 
 
 class JoinedCall:
@@ -42,7 +42,7 @@ class JoinedCall:
         self._name = f"CA{uuid.UUID(int=random.getrandbits(128)).hex}"
         delay_ns = call.options["delay_ms"] * MS
         self._oracle = JoinedOracle(
-            around.tally, around.stops, call=number, delay_ns=delay_ns, may_fail=around.may_fail
+            around.tally, around.call_stops, call=number, delay_ns=delay_ns, may_fail=around.may_fail
         )
         dialect, late_ms = Twilio(self._name), call.options["delay_ms"]
         self._media = CarrierLink(around, self._oracle, dialect, late="fixed", late_ms=late_ms, seed=call.seed)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class JoinedCall:
             self._media.hang_up_call()
         # A request that comes to the server behind the hang-up begins another call, and waits for its telephone.
         newest_ns = max((request.asked_ns for request in self._live()), default=0)
-        is_crossing = newest_ns > self._oracle.hung_up_ns - CROSS_NS - self._around.stops.within(
+        is_crossing = newest_ns > self._oracle.hung_up_ns - CROSS_NS - self._around.call_stops.within(
             newest_ns - CROSS_NS, self._oracle.hung_up_ns + CROSS_NS
         )  # fmt: skip
         await self._all_over(_NOTICED_S + _CLAIM_S * is_crossing)
@@ -214,7 +214,7 @@ class JoinedCall:
         begin_ns = time.monotonic_ns()
         while waiting := [task for task in self._speaking.values() if not task.done()]:
             now_ns = time.monotonic_ns()
-            left_s = within_s - (now_ns - begin_ns - self._around.stops.within(begin_ns, now_ns)) / 1e9
+            left_s = within_s - (now_ns - begin_ns - self._around.call_stops.within(begin_ns, now_ns)) / 1e9
             if left_s <= 0:
                 break
             await asyncio.wait(waiting, timeout=min(left_s, 1.0))
@@ -240,7 +240,7 @@ class JoinedCall:
                 return
             status, told = await asking
             took_s = (time.monotonic_ns() - begin_ns) / 1e9
-            stops_s = self._around.stops.within(begin_ns, time.monotonic_ns()) / 1e9
+            stops_s = self._around.call_stops.within(begin_ns, time.monotonic_ns()) / 1e9
             tally.n_checked[v.ANSWERS] += 1
             is_refused = status == 503 and self._around.may_refuse
             if (status, _code(told)) != (404, "no_media") and not is_refused and not self._around.may_break:

@@ -56,7 +56,7 @@ class Link(Peer):
 
     @property
     def own_stops(self) -> Stops:
-        return self._around.stops
+        return self._around.call_stops
 
     def reset(self) -> None:
         """TCP RST."""
@@ -195,6 +195,8 @@ class BotLink(Link):
             self.was_taken = message.get("code") == "call_taken"
         if self.was_taken:
             return
+        if self.close_code is not None:
+            self.oracle.closed()
         if message.get("type") == "call":
             self._has_media.set()
         if message.get("event") == "media":

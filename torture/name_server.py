@@ -30,11 +30,9 @@ class NameServer:
 
     def __init__(self) -> None:
         self.is_silent = False
-        self.n_asked = 0
 
     def answer(self, question: bytes) -> bytes | None:
         """The answer to a packet; None if there is none."""
-        self.n_asked += 1
         with suppress(struct.error, IndexError, UnicodeDecodeError):
             number, *_ = _QUESTION.unpack_from(question)
             labels, at = [], _QUESTION.size

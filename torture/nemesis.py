@@ -55,6 +55,7 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
             case "stop_asterisk" if subject.asterisk is not None:
                 await _stop(subject.asterisk.pid, fault.n, around)
             case "kill_asterisk" if subject.asterisk is not None:
+                around.may_break = True
                 os.kill(subject.asterisk.pid, signal.SIGKILL)
                 await asyncio.to_thread(subject.start_asterisk)
                 around.asterisk = subject.asterisk
@@ -76,6 +77,7 @@ async def run_faults(faults: tuple[Fault, ...], subject: Subject, around: Surrou
             case "kill_cosyvoice2":
                 os.kill(subject.cosyvoice2_pid(), signal.SIGKILL)
             case "kill_bridge" if subject.bridge is not None:
+                around.may_break = True
                 subject.bridge.kill()
                 subject.bridge.wait()
                 await asyncio.to_thread(subject.start_bridge)
@@ -143,6 +145,7 @@ async def _lose_names(subject: Subject, n: int, around: Surroundings) -> None:
 
 async def _kill_front(subject: Subject, n: int, around: Surroundings) -> None:
     fronts = subject.fronts()
+    around.may_break = True
     os.kill(fronts[n % len(fronts)], signal.SIGKILL)
     await _recovers(around, "front")
 

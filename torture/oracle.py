@@ -39,6 +39,8 @@ _MARK = re.compile('<mark name="([^"]*)"/>')
 _SLOWEST = 0.5
 _SOUND_S = 6.0
 """The longest sound that is played."""
+_FAILURES = ("no_media", "engine_failed", "engine_unavailable")
+"""How turns may end if an engine may fail. A call whose media leg does not come has `no_media` in any case."""
 _WARNINGS = (
     "turn_ended",
     "empty_text",
@@ -92,6 +94,8 @@ class TurnTrack:
     ended_ns: int = 0
     was_hung_up: bool = False
     """Its telephone has gone, and with that the leg which would have got a clear."""
+    left_ns: int = 0
+    """How much of it the telephone side still had to play when it was cleared."""
     n_frames: int = 0
     next_ns: int = 0
     """The place of the next frame in the audio of the turn."""
@@ -432,6 +436,7 @@ class NativeOracle:
             self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
         self._tally.counts[f"cleared by {event['reason']}"] += 1
         turn.was_hung_up = event["reason"] == "hangup"
+        turn.left_ns = self.player.turn_end_ns(turn.id) - now_ns
         self._over(turn, "cleared", now_ns)
 
     def _done(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
@@ -528,11 +533,11 @@ class NativeOracle:
             self._wrong(v.ONE_FATE, f"mark {event['name']!r} is {event['state']} after {mark.fate}")
         mark.fate = event["state"]
         turn = self.turns.get(mark.turn)
-        if turn is None or self.is_lossy:
+        if turn is None or mark.fate != "played":
             return
-        if turn.end and mark.fate == "played" and turn.end != "done":
+        if turn.end not in ("", "done"):
             self._wrong(v.ONE_FATE, f"mark {event['name']!r} is played in {turn.id}, which is {turn.end}")
-        if mark.fate != "played":
+        if self.is_lossy:
             return
         place_ms = max((end_ms for _, to, _, end_ms in turn.words if to <= mark.offset), default=0)
         heard_ns = self.player.heard_ns(turn.id, now_ns)
@@ -546,7 +551,7 @@ class NativeOracle:
             if not self._checked(v.ONE_END, turn.is_live):
                 self._wrong(v.ONE_END, f"error {code} of {turn.id}, which has ended with {turn.end}")
                 return
-            if not self.may_fail and code not in ("queue_full", "rate_limited", "closing", "no_media"):
+            if code not in (_FAILURES if self.may_fail else ("no_media",)):
                 self._wrong(v.ONE_END, f"{turn.id} failed with {code}: {event['message']}")
             if "heard_text" in event:
                 self._check_heard(turn, event, now_ns)
@@ -559,6 +564,8 @@ class NativeOracle:
             if code == "internal":
                 self._wrong(v.ANSWERS, "the server had an internal error")
             self._n_invalid -= not event["fatal"]
+        elif code != "turn_closed":
+            self._wrong(v.ANSWERS, f"error {code} about {event['about']!r}: {event['message']}")
 
     def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:
         code = event["code"]
@@ -703,13 +710,13 @@ class NativeOracle:
         self._drop(now_ns)
 
     def _check_pace(self, turn: TurnTrack, now_ns: int) -> None:
-        self._checked(v.CLOCK)
         if self._lead_ns is None or self.is_lossy:
             return
+        self._checked(v.CLOCK)
         ahead_ns = self.player.end_ns - self.player.late_ns - now_ns
-        # §6.6: at an interruption one more frame may fade out.
+        # The frame itself, and what fades out at an interruption (§6.6): one more frame, of a turn and of a sound.
         # The loop's timers round to half a millisecond.
-        allowed_ns = self._lead_ns + self._ptime_ns + self._tolerance_ns(turn) + MS
+        allowed_ns = self._lead_ns + 2 * self._ptime_ns + self._fixed_tolerance_ns + MS
         what = f"{ahead_ns / MS:.0f} ms of {turn.id} are ahead, {allowed_ns / MS:.0f} allowed"
         self._suspect(v.CLOCK, what, ahead_ns - allowed_ns, turn, now_ns)
 
@@ -730,11 +737,22 @@ class NativeOracle:
     # ---------------------------------------------------------------- heard text
 
     def _tolerance_ns(self, turn: TurnTrack) -> int:
+        """Of a place in a turn. It is less certain after each move, and unknown while a sound is under the turn."""
         if self._most_error_ns is not None:
             return self._most_error_ns
-        n_frames = 1 if self._is_exact else 2
-        ptime_ns = self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
-        return ptime_ns * (n_frames + turn.n_moves) + turn.slack_ns + self._slack_ns + _HOUR_NS * turn.is_under_bed
+        moved_ns = turn.n_moves * self._frame_ns + turn.slack_ns
+        return self._fixed_tolerance_ns + moved_ns + _HOUR_NS * turn.is_under_bed
+
+    @property
+    def _fixed_tolerance_ns(self) -> int:
+        """What holds for all turns of the call."""
+        if self._most_error_ns is not None:
+            return self._most_error_ns
+        return self._frame_ns * (1 if self._is_exact else 2) + self._slack_ns
+
+    @property
+    def _frame_ns(self) -> int:
+        return self._ptime_ns if self._is_exact else max(self._ptime_ns, 20 * MS)
 
     def _began_at(self, turn: TurnTrack, now_ns: int) -> int:
         """When the player began the speech that this turn is a part of: its schedule dates from then."""
@@ -742,15 +760,15 @@ class NativeOracle:
 
     def _check_heard(self, turn: TurnTrack, event: dict[str, Any], now_ns: int, asked_ns: int | None = None) -> None:
         """`asked_ns`: how much was heard when the bot asked for a pause."""
-        self._checked(v.HEARD)
         text, heard_ns = event["heard_text"], event["heard_ms"] * MS
         total = text + event.get("unheard_text", turn.source[len(text) :])
         if not turn.source.startswith(total) or (len(total) not in turn.lengths and total):
             self._wrong(v.HEARD, f"{turn.id}: {total!r} is not the text {turn.source!r}")
             return
         is_unknown = (turn.is_under_bed or turn.shares_silence) and self._most_error_ns is None
-        if event.get("basis") == "client" or self.is_lossy or is_unknown:
+        if self.is_lossy or is_unknown:
             return
+        self._checked(v.HEARD)
         if event.get("basis") == "clock" and self.player.delay_ns and self._most_error_ns is None:
             # The server takes a platform that has not reported a mark yet to play at once.
             self._tally.counts["places before the first mark"] += 1
@@ -874,7 +892,7 @@ class NativeOracle:
                 self._wrong(v.SOUNDS, what)
 
     def _judge_voice(self, what: str) -> None:
-        if what and not self.is_lossy:
+        if what:
             self._wrong(v.VOICE, what)
 
     # --------------------------------------------------------------------- end
@@ -891,6 +909,9 @@ class NativeOracle:
             margin_ns = self._stops.beyond(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS) - turn.ended_ns
             near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns and not turn.was_hung_up]
             border_ns = near[-1] if near else turn.ended_ns + margin_ns
+            if not near and not turn.was_hung_up and turn.left_ns > CROSS_NS and not self.is_lossy:
+                left_ms = turn.left_ns / MS
+                self._wrong(v.SILENCE, f"{turn.id} was cleared, and its last {left_ms:.0f} ms were not dropped")
             late = [at for at in turn.audible_ns if at > border_ns]
             if late:
                 after_ms = (late[-1] - border_ns) / MS

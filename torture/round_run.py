@@ -49,10 +49,9 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, sounds_url=subject.sounds.url)
     kinds = {fault.kind for fault in whole.faults}
     around.asterisk = subject.asterisk
-    around.may_break = any(map(nemesis.kills, kinds - {"kill_engine", "kill_cosyvoice2"}))
-    around.may_fail = bool(kinds & {"kill_engine", "stop_engine", "kill_cosyvoice2"})
+    around.may_fail = bool(kinds & {"kill_engine", "kill_cosyvoice2"})
     around.may_lose_names = "lose_names" in kinds
-    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine", "stop_engine"}) or whole.shape == COSYVOICE2
+    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine"}) or whole.shape == COSYVOICE2
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
     )
@@ -142,7 +141,7 @@ async def warm_up(subject: Subject) -> Holdings:
 
 
 async def quiet(subject: Subject) -> int:
-    """Wait until the server has no call; how many are left if it has them for too long."""
+    """Wait until the server has no call; how many are left if it has them for too long. -1: it does not tell."""
     end_s = time.monotonic() + _QUIET_S
     n_live = -1
     while time.monotonic() < end_s:
@@ -172,9 +171,13 @@ async def judge_rest(subject: Subject, before: Holdings, tally: Tally) -> Holdin
     later than the server does."""
     n_live, end_s = await quiet(subject), time.monotonic() + _CLOSED_S
     while True:
-        after = subject.holdings()
+        try:
+            after = subject.holdings()
+        except TimeoutError as error:
+            tally.violations.append(Violation(v.LEAKS, str(error)))
+            return before
         held = [
-            ("calls", 0, n_live),
+            ("calls", 0, abs(n_live)),
             ("descriptors", before.descriptors, after.descriptors),
             ("tasks", before.tasks, after.tasks),
             ("threads", before.threads + _THREADS_SPARE, after.threads),

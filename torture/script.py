@@ -75,7 +75,7 @@ class Script:
             case "say":
                 self._say(step.n)
             case "say_storm":
-                for _ in range(min(step.n, 6)):
+                for _ in range(step.n):
                     self._say(2)
             case "text":
                 self._text(step.n)

@@ -14,6 +14,8 @@ _BEGINS_NS = 1000 * MS
 _GAP_NS = 500 * MS
 _ENDS_NS = 1000 * MS
 """What was sent ahead of the end of a sound is over by then."""
+_GOOD_IN_NS = 100 * MS
+"""A shorter stop of the server keeps it from no sound that is sent at once."""
 _CONTINUOUS = 15
 """So many frames with sound and without a letter are a sound. Between two letters there are fewer."""
 
@@ -98,7 +100,7 @@ class SoundRules:
             self._bad[turn] -= 1
         elif turn not in self._asked_ns:
             self.wrong.append(f"bad_sound about {turn}, which has no sound with an address")
-        elif self._asked_ns[turn] and not self._stops.within(self._asked_ns[turn], now_ns):
+        elif self._asked_ns[turn] and self._stops.within(self._asked_ns[turn], now_ns) < _GOOD_IN_NS:
             self.wrong.append(f"bad_sound about {turn}, whose sounds can be played")
 
     def may_hear(self, now_ns: int) -> bool:

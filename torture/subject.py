@@ -282,9 +282,10 @@ class Subject:
         return found
 
     def holdings(self) -> Holdings:
-        """What the server holds now, after a garbage collection."""
+        """What the server holds now, after a garbage collection. Raises TimeoutError if it does not tell."""
         pid = self.server.pid
-        told = self.look_inside(pid) or {"threads": 0, "tasks": 0}
+        if (told := self.look_inside(pid)) is None:
+            raise TimeoutError("the server does not tell what it holds")
         return Holdings(
             len(os.listdir(f"/proc/{pid}/fd")), told["threads"], told["tasks"], resident_kib(pid),
             sum(1 for _ in (self.folder / "tmp").rglob("*")),

@@ -22,6 +22,7 @@ class Surroundings:
     port: int
     tally: Tally
     stops: Stops
+    """Of the machine, of faults, and of this process. For calls there is `call_stops`."""
     media_port: int = 0
     """Where telephone calls come in: the bridge's AudioSocket port."""
     proxy_port: int = 0
@@ -40,13 +41,18 @@ class Surroundings:
     may_refuse: bool = False
     """The server may have no room for a new connection."""
     may_break: bool = False
-    """A process that holds calls is killed, so that connections break."""
+    """A process that holds calls was killed, so that connections break."""
     recorded: list[Recorded] = field(default_factory=list)
     """What recordings must hold."""
     no_descriptors: Stops = field(default_factory=Stops)
     """When the server could open nothing more."""
     crashes: list[str] = field(default_factory=list)
     """Errors of our own clients."""
+    call_stops: Stops = field(init=False)
+    """The same, and when a client read nothing. That excuses no neighbour."""
+
+    def __post_init__(self) -> None:
+        self.call_stops = Stops(self.stops)
 
 
 async def watch_lag(stops: Stops) -> None:

@@ -46,7 +46,7 @@ class VendorLink(Link):
         super().__init__(self.path.replace("CODEC", self.codecs.get(codec, codec)), around)
         self.codec = codec
         self.oracle = VendorOracle(
-            around.tally, around.stops, call=number, answers_cancel=self.answers_cancel, may_fail=around.may_fail,
+            around.tally, around.call_stops, call=number, answers_cancel=self.answers_cancel, may_fail=around.may_fail,
             tells_text=self.tells_text, codec=codec,
         )  # fmt: skip
         self.key: str | None = None
@@ -613,6 +613,8 @@ async def vendor_call(call: CallHistory, number: int, around: Surroundings) -> N
             else:
                 await _until_over(link)
                 is_torn = link.closed.done() and (around.may_break or link.missed_a_ping())
+                if link.closed.done() and not is_torn:
+                    link.oracle.wrong(v.CLOSE, f"closed with {link.close_code}, expected an open connection")
                 link.leave()
                 await link.gone(_NOTICED_S)
     finally:

@@ -17,9 +17,6 @@ MS = 1_000_000
 _UNDER_WAY_NS = 150 * MS
 """How long audio may still come that was sent before the server read a `cancel` without an answer."""
 _SLICE_MS = 20
-_LEAST_MS_PER_CHAR = 25
-"""A letter has 60 ms. The last word may end with silence, and spaces have no tone."""
-
 
 @dataclass(slots=True)
 class VendorText:
@@ -102,9 +99,11 @@ class VendorOracle:
             part = data[at : at + n_slice]
             letter = self._reader.letter(part)
             text = next((t for t in reversed(self.texts.values()) if letter and t.letter == letter), None)
-            if text is None:
-                continue
             self._checked(v.SILENCE)
+            if text is None:
+                if letter:
+                    self._wrong(v.SILENCE, f"audio of {letter}, which no text has")
+                continue
             text.n_bytes += len(part)
             if key is not None and text.key != key:
                 self._wrong(v.ORDER, f"audio of {text.key} in a message of {key}")
@@ -157,9 +156,11 @@ class VendorOracle:
 
     def _check_whole(self, text: VendorText) -> None:
         self._checked(v.DONE)
-        n_chars = len(text.source)
-        if text.n_bytes < n_chars * _LEAST_MS_PER_CHAR * self.bytes_per_ms:
-            self._wrong(v.DONE, f"{text.key} ended with {text.n_bytes} bytes of audio for {n_chars} characters")
+        # A slice at an end of a word may have too little of its tone.
+        n_letters = text.source.count(text.letter) if text.letter else 0
+        least_ms = n_letters * MS_PER_LETTER - 2 * _SLICE_MS * len(text.source.split())
+        if text.n_bytes < least_ms * self.bytes_per_ms:
+            self._wrong(v.DONE, f"{text.key} ended with {text.n_bytes} bytes of its tone for {n_letters} letters")
         if self._tells_text and _solid(text.told) != _solid(text.source):
             self._wrong(v.DONE, f"{text.key} ended, and {text.told!r} was told of the text {text.source!r}")
 

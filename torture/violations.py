@@ -93,9 +93,11 @@ def log_lines(log: Sequence[tuple[int, str, object]]) -> list[str]:
 
 
 class Stops:
-    """Intervals in which the machine, or our own doing, kept the server or this process from running."""
+    """Intervals in which the machine, or our own doing, kept the server or this process from running, or a client from
+    reading. With `shared` all intervals of that one count as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Stops | None = None) -> None:
+        self._shared = shared
         self._begins: list[int] = []
         self._ends: list[int] = []
 
@@ -108,14 +110,19 @@ class Stops:
     def within(self, begin_ns: int, end_ns: int) -> int:
         """The nanoseconds of the intervals that lie between these times; overlaps count once."""
         total, until = 0, begin_ns
-        chosen = range(bisect.bisect_right(self._ends, begin_ns), len(self._ends))
-        for begin, end in sorted((self._begins[at], self._ends[at]) for at in chosen):
+        for begin, end in sorted(self._after(begin_ns)):
             if begin >= end_ns:
                 break
             begin, end = max(begin, until), min(end, end_ns)
             if begin < end:
                 total, until = total + end - begin, end
         return total
+
+    def _after(self, begin_ns: int) -> list[tuple[int, int]]:
+        """(begin, end) of those that end after this time."""
+        chosen = range(bisect.bisect_right(self._ends, begin_ns), len(self._ends))
+        shared = self._shared._after(begin_ns) if self._shared is not None else []
+        return [(self._begins[at], self._ends[at]) for at in chosen] + shared
 
     def beyond(self, begin_ns: int, end_ns: int) -> int:
         """When `end_ns` is if the stops since `begin_ns` are left out: a stop that lasts at its end puts it off too."""

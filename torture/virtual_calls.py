@@ -128,6 +128,7 @@ class VirtualLink:
             self._oracle.frame(payload, now_ns)
 
     def end(self, code: int, reason: str) -> None:
+        self._oracle.closed()
         if self.close_code is None:
             self.close_code = code
 

@@ -44,6 +44,10 @@ class Neighbour(Link):
         """(from when stops excuse it, when it was due, when it came) of each late frame."""
         self.worst_ns = 0
 
+    @property
+    def own_stops(self) -> Stops:
+        return self._around.stops
+
     def take(self, message: dict[str, Any], at_ns: int) -> None:
         if message["type"] in ("done", "error", "cleared"):
             self._event = message
@@ -85,6 +89,8 @@ class Neighbour(Link):
         heard = [payload for _, payload in self._frames]
         if heard != self._alone and not self._around.may_fail:
             self._wrong(f"heard {len(heard)} frames, {len(self._alone)} expected, or others than before")
+        if not heard:
+            return
         begin_ns = self._frames[0][0]
         for n, (at_ns, _) in enumerate(self._frames):
             due_ns = begin_ns + n * FRAME_NS

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from telephony_tts.recording.replay import read_recording
 from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect
 from telephony_tts.wire.messages import Invalid, MediaAudio, MediaStart, Text
 from telephony_tts.wire.vendor import Refused, Reply
@@ -117,6 +118,13 @@ def test_the_seeds_of_vendors_are_understood(vendor: Vendor) -> None:
         steps = [step for payload, is_text in messages for step in dialect.decode(payload, is_text)]
         assert any(isinstance(step, Text) for step in steps)
         assert not [step for step in steps if isinstance(step, Invalid) or (isinstance(step, Reply) and step.refused)]
+
+
+def test_the_seed_of_a_timeline_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "20260101T000000Z-c1-0123456789ab.jsonl"
+    path.write_bytes(TARGETS["timeline"].seeds[0])
+    problems = read_recording(path).problems
+    assert [problem for problem in problems if not problem.endswith("No such file or directory")] == []
 
 
 @pytest.mark.slow

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from telephony_tts.audio.g711 import encode_ulaw
+from telephony_tts.engines.fake import render
 from torture import violations as v
 from torture.dialects import DIALECTS
-from torture.letters import FrameReader
+from torture.letters import MS_PER_LETTER, FrameReader
 from torture.oracle import NativeOracle
 from torture.recordings import judge_recordings
+from torture.vendor_oracle import VendorOracle
 from torture.violations import RecordingEnd, Stops, Tally
 
 MS = 1_000_000
@@ -28,10 +31,10 @@ class NamedFrames(FrameReader):
 class Watched:
     """A bot and its media leg, or a bot that has the audio. Times are in milliseconds from the begin."""
 
-    def __init__(self, *, has_media: bool = True) -> None:
+    def __init__(self, *, has_media: bool = True, may_fail: bool = False) -> None:
         self.tally, self.stops = Tally(), Stops()
         self.oracle = NativeOracle(
-            self.tally, self.stops, has_media=has_media, reader=NamedFrames(), keeps_recorded=True
+            self.tally, self.stops, has_media=has_media, may_fail=may_fail, reader=NamedFrames(), keeps_recorded=True
         )
         self.gets(0, {"type": "ready"})
 
@@ -217,6 +220,59 @@ def test_tones_behind_speech_are_not_told_from_its_silence_after_a_pause(has_spe
     if has_speech:
         call.gets(390, {**cleared("b1", "clear"), "heard_ms": 200, "basis": "clock"})
     assert call.found(500) == found
+
+
+@pytest.mark.parametrize(("has_clear", "found"), [(True, []), (False, [v.SILENCE])])
+def test_the_telephone_has_to_drop_what_it_was_sent_of_a_cleared_turn(has_clear: bool, found: list[str]) -> None:
+    """The clear of the media leg may come a little after `cleared`: it is another socket."""
+    call = Watched()
+    call.says("b1", "d", 0, 10)
+    call.sends(40, {"type": "clear"})
+    call.gets(41, {**cleared("b1", "clear"), "heard_ms": 40})
+    if has_clear:
+        call.oracle.media_clear(round(1045 * MS))
+    assert call.found(100) == found
+
+
+def test_frames_come_too_early_also_while_a_sound_is_under_them() -> None:
+    call = Watched()
+    call.sends(0, BED)
+    call.says("b1", "d", 10, 40)
+    assert call.found(100) == [v.CLOCK] * 26
+
+
+@pytest.mark.parametrize(("code", "may_fail", "found"), [
+    ("no_media", False, []), ("engine_failed", True, []), ("engine_failed", False, [v.ONE_END]),
+    ("rate_limited", False, [v.ONE_END]), ("internal", True, [v.ONE_END]),
+])  # fmt: skip
+def test_a_turn_fails_only_by_what_was_done_to_its_call(code: str, may_fail: bool, found: list[str]) -> None:
+    call = Watched(may_fail=may_fail)
+    call.says("b1", "d", 0)
+    call.gets(50, {"type": "error", "turn": "b1", "code": code, "message": ""})
+    assert call.found(100) == found
+
+
+def test_nothing_comes_behind_the_close() -> None:
+    call = Watched()
+    call.oracle.closed()
+    call.gets(10, {"type": "pong", "id": 1})
+    assert call.found(100) == [v.CLOSE]
+
+
+@pytest.mark.parametrize(("letters", "n_letters", "found"), [
+    ("aaaaaaaaaa", 10, []), ("aaaaaaaaaa", 8, [v.DONE]), ("aaaa ddddd.", 10, [v.SILENCE]),
+])  # fmt: skip
+def test_a_text_of_a_vendor_has_its_own_tones_and_all_of_them(letters: str, n_letters: int, found: list[str]) -> None:
+    tally = Tally()
+    oracle = VendorOracle(tally, Stops(), call=1, answers_cancel=True)
+    oracle.wrote("t1", "a", "aaaaaaaaaa")
+    oracle.completed("t1")
+    pcm = render(letters[:n_letters], sample_rate_hz=8000, ms_per_char=MS_PER_LETTER, speed=1.0)
+    oracle.audio(encode_ulaw(pcm), 0)
+    if found != [v.SILENCE]:
+        oracle.ended("t1")
+    oracle.finish(is_torn=True)
+    assert sorted({each.check for each in tally.violations}) == found
 
 
 def ended(reason: str, length_ms: int, begin_ms: int = 0, end_ms: int = 3000) -> RecordingEnd:

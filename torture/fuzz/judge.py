@@ -78,7 +78,9 @@ class Judge:
                 return self._found("slow", self.target.name, f"{ms:.0f} ms", data)
         self.slowest_ms = max(self.slowest_ms, ms)
         peak_kb, before_kb = _peak_kb(), self._peak_kb
-        self._peak_kb = peak_kb
+        if peak_kb > before_kb:
+            _forget_peak()
+            self._peak_kb = _peak_kb()
         if peak_kb - before_kb > MOST_MB * _KB_PER_MB:
             return self._found("memory", self.target.name, f"{(peak_kb - before_kb) // _KB_PER_MB} MB", data)
         return None

@@ -3,7 +3,6 @@ its folder on their path. On SIGUSR1 a process writes its holdings to the file `
 
     tasks         of its event loop
     threads       without one of each name that a pool gives
-    thread_names  of all of them
     blocks        that Python has allocated for objects of all kinds
     in_use_kib    in the C library and in Python's allocator of small objects, if both tell it
     types         how many objects of each type the garbage collector knows
@@ -50,8 +49,7 @@ def holdings() -> dict[str, object]:
     for kind, n in types.items():
         named[f"{kind.__module__}.{kind.__qualname__}"] += n
     told = {
-        "tasks": n_tasks, "threads": n_threads(), "thread_names": [each.name for each in threading.enumerate()],
-        "blocks": n_blocks, "types": named,
+        "tasks": n_tasks, "threads": n_threads(), "blocks": n_blocks, "types": named,
     }  # fmt: skip
     with suppress(OSError, AttributeError):  # not glibc, or an old one
         library = ctypes.CDLL("libc.so.6")
