@@ -909,7 +909,8 @@ class NativeOracle:
             margin_ns = self._stops.beyond(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS) - turn.ended_ns
             near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns and not turn.was_hung_up]
             border_ns = near[-1] if near else turn.ended_ns + margin_ns
-            if not near and not turn.was_hung_up and turn.left_ns > CROSS_NS and not self.is_lossy:
+            has_leg = self._hangup_ns is None or self._hangup_ns > turn.ended_ns + margin_ns
+            if not near and has_leg and not turn.was_hung_up and turn.left_ns > CROSS_NS and not self.is_lossy:
                 left_ms = turn.left_ns / MS
                 self._wrong(v.SILENCE, f"{turn.id} was cleared, and its last {left_ms:.0f} ms were not dropped")
             late = [at for at in turn.audible_ns if at > border_ns]

@@ -56,6 +56,8 @@ class VendorOracle:
         self._may_fail = may_fail
         self._reader = FrameReader(codec)
         self.bytes_per_ms = 16 if codec == "pcm" else 8
+        self._letter = ""
+        """What is heard now."""
         self.texts: dict[str, VendorText] = {}
         self._answers: deque[tuple[str, ...]] = deque()
         """For each message that is answered at once and is not yet: its possible answers."""
@@ -97,7 +99,9 @@ class VendorOracle:
         n_slice = _SLICE_MS * self.bytes_per_ms
         for at in range(0, len(data), n_slice):
             part = data[at : at + n_slice]
-            letter = self._reader.letter(part)
+            # Where one tone ends and the next begins, a slice has sound and no letter.
+            letter = self._reader.letter(part) or (self._letter if self._reader.sounds(part) else "")
+            self._letter = letter
             text = next((t for t in reversed(self.texts.values()) if letter and t.letter == letter), None)
             self._checked(v.SILENCE)
             if text is None:
