@@ -20,7 +20,8 @@ N_REQUESTS = 200
 
 
 class Dns:
-    """Names that begin with "silent" have no answer until `answers` is set. "unknown" has none at all."""
+    """Names that begin with "silent" have no answer until `answers` is set. "unknown" has none at all. The lookup of
+    "broken" finds no memory."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -32,6 +33,8 @@ class Dns:
             self.answers.wait(10)
         if host == "unknown":
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        if host == "broken":
+            raise MemoryError
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", port))]
 
 
@@ -114,6 +117,23 @@ def test_a_lookup_that_finds_no_thread_is_an_error_and_the_next_one_may_succeed(
                 await found("other.example")
         async with asyncio.timeout(5):
             assert await found("other.example") == "192.0.2.1"
+
+    event_loop.run(ask())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_lookup_that_fails_in_any_way_is_an_error_for_all_who_wait(dns: Dns) -> None:
+    """Pinned: the thread ended without an answer, and everyone who asked the same question waited for ever."""
+
+    async def ask() -> None:
+        waiting = [asyncio.create_task(found("broken")) for _ in range(3)]
+        done, late = await asyncio.wait(waiting, timeout=5)
+        for task in late:
+            task.cancel()
+        assert not late, "no answer"
+        assert [str(task.exception()) for task in done] == ["broken: MemoryError"] * 3
+        assert all(isinstance(task.exception(), OSError) for task in done) and dns.asked == ["broken"]
+        assert await found("other.example") == "192.0.2.1"
 
     event_loop.run(ask())
 

@@ -34,9 +34,9 @@ class Claims:
         """How often this front has claimed each id."""
 
     def owner(self, call_id: str) -> str | None:
-        """The other front that has claimed the id; None if no living one has. Raises ClaimFailed."""
+        """The front that has claimed the id, which may be this one; None if no living one has. Raises ClaimFailed."""
         if call_id in self._held:
-            return None
+            return self._name
         try:
             found = os.readlink(self._path(call_id))
         except FileNotFoundError:

@@ -7,8 +7,8 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from telephony_tts import logs, metrics
@@ -47,6 +47,10 @@ class Front:
         self.shared_engines = shared_engines
         self._own = FrontLoad()
         self._use: Mapping[str, Mapping[str, float]] = {}
+        """What the file of this front has."""
+        self._others_use: list[Mapping[str, Mapping[str, float]]] = []
+        self._failing: set[str] = set()
+        """The events of the log that say what fails now."""
         self._gone: set[str] = set()
         """Fronts whose sockets refuse connections, though their slots are not cleared yet."""
         self._under_way: Counter[str] = Counter()
@@ -112,13 +116,20 @@ class Front:
     # ----------------------------------------------------------------- keys
 
     def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
-        if use != self._use:
-            self._use = use
-            part = self._folder.keys / f"{self.name}.part"
+        if use == self._use:
+            return
+        part = self._folder.keys / f"{self.name}.part"
+        with self._going_on("use_not_written"):
             part.write_text(json.dumps(use))
             os.replace(part, self._folder.keys / self.name)
+            self._use = use
 
     def use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
+        with self._going_on("use_not_read"):
+            self._others_use = self._read_use_of_others()
+        return self._others_use
+
+    def _read_use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
         found = []
         for path in self._folder.keys.iterdir():
             if path.name == self.name or path.name.endswith(".part"):
@@ -128,6 +139,18 @@ class Front:
                 # The calls of a front that has ended are over. What they had used of a day stays used.
                 found.append(use if self._is_alive(path.name) else {**use, "calls": {}})
         return found
+
+    @contextmanager
+    def _going_on(self, event: str) -> Iterator[None]:
+        """Calls do not end because a file cannot be used. It is logged once, until it can be used again."""
+        try:
+            yield
+        except OSError as error:
+            if event not in self._failing:
+                self._failing.add(event)
+                _log.error(event, why=error.strerror or str(error))
+        else:
+            self._failing.discard(event)
 
     # ------------------------------------------------------------ connections
 

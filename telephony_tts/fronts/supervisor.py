@@ -296,15 +296,17 @@ async def _run(
     is_ready: Callable[[FrontReady], None],
 ) -> tuple[str, FrontFailed | None]:
     """Run a process to its end. It inherits `fds`. Returns how it ended, and why it could not start if it says so."""
-    ours, theirs = socket.socketpair()
+    ours: socket.socket | None = None
     try:
+        ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-c", program, str(theirs.fileno()), *sys.path,
                 pass_fds=(theirs.fileno(), *fds), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
     except OSError as error:
-        ours.close()
+        if ours is not None:
+            ours.close()
         return f"it could not be started: {error.strerror or error}", None
     reader, writer = await asyncio.open_connection(sock=ours)
     begun(process)

@@ -19,12 +19,9 @@ from websockets.http11 import Request
 
 from telephony_tts.transport.connection import CallConnection, DirectConnection, OnMessage
 from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MAX_MOVES, MovedSocket
-from telephony_tts.transport.incoming import addresses
+from telephony_tts.transport.incoming import FLUSH_S, addresses
 from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
-
-_FLUSH_S = 2.0
-"""How long the answers so far may take to the peer before its connection is moved."""
 
 
 class FrontConnection(CallConnection):
@@ -128,7 +125,7 @@ class FrontConnection(CallConnection):
         sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         try:
             transport.close()  # it writes the answers so far, and leaves the copy of the socket open
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(FLUSH_S):
                 await asyncio.shield(self.connection_lost_waiter)
         except BaseException:
             transport.abort()

@@ -122,7 +122,7 @@ class Fronts(Protocol):
         """Of this front."""
 
     def owner(self, call_id: str) -> str | None:
-        """The other front that has claimed the call. None: nobody, or this front. Raises ClaimFailed."""
+        """The front that has claimed the call, which may be this one. None: nobody. Raises ClaimFailed."""
 
     def claim(self, call_id: str) -> str | None:
         """Claim the call for this front until `release`. Each claim needs its release. Returns the other front that has
@@ -153,10 +153,12 @@ class Fronts(Protocol):
         did not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
 
     def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell the other fronts what the keys use here, and what the calls of each arm of an experiment were like."""
+        """Tell the other fronts what the keys use here, and what the calls of each arm of an experiment were like. What
+        cannot be told now is told when it is published again."""
 
     def use_of_others(self) -> list[Mapping[str, Mapping[str, float]]]:
-        """The same of the other fronts. Of fronts that have ended all but their calls still counts."""
+        """The same of the other fronts. Of fronts that have ended all but their calls still counts. What was read last
+        if it cannot be read now."""
 
     @property
     def shared_engines(self) -> frozenset[str]:

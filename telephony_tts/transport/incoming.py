@@ -28,6 +28,9 @@ from telephony_tts.transport.request_head import RequestHead
 KEEP_ALIVE_S = 30.0
 """The longest time from an HTTP response to the end of the next request's head."""
 
+FLUSH_S = 2.0
+"""How long the rest of what is sent may take to a peer before its connection is moved."""
+
 TakeBack = Callable[[asyncio.Transport, bytes], None]
 """Takes a connection after its response, with the bytes that came behind the request."""
 
@@ -145,6 +148,9 @@ class IncomingConnection(asyncio.Protocol):
             self._begin_http.call(partial(self._hand_over, True))
 
     def eof_received(self) -> bool | None:
+        if self._is_decided:
+            # The request waits. Whoever gets it reads on, and finds the end too. TLS has no half-closed connections.
+            return not self.is_tls
         if not self._bytes:
             return None
         protocol = self._hand_over(False)  # it answers a head that is cut off
@@ -191,8 +197,8 @@ class IncomingConnection(asyncio.Protocol):
         self, relays: Callable[[Relay], None], slow_s: float
     ) -> tuple[socket.socket, MovedSocket] | None:
         """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
-        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
-        relay's ends may take no data."""
+        the peer is gone. Raises OSError or TimeoutError; the peer's connection is closed then too. `relays` gets the
+        relay of a TLS connection. `slow_s` is how long one of the relay's ends may take no data."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return None
@@ -204,10 +210,20 @@ class IncomingConnection(asyncio.Protocol):
             self.transport = None
             relays(relay)
         else:
-            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            try:
+                sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            except BaseException:
+                transport.abort()
+                raise
             self._lost = asyncio.get_running_loop().create_future()
-            transport.close()  # behind the rest of an earlier response; the copy of the socket stays open
-            await self._lost
+            try:
+                transport.close()  # behind the rest of an earlier response; the copy of the socket stays open
+                async with asyncio.timeout(FLUSH_S):
+                    await self._lost
+            except BaseException:
+                transport.abort()
+                sock.close()
+                raise
         return sock, MovedSocket("request", n_moves + 1, local, remote, bytes(self._bytes))
 
     def _hand_over(self, is_http: bool) -> asyncio.Protocol | None:

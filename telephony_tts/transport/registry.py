@@ -169,30 +169,32 @@ class Registry:
         self._alive.add(call)
         # Told before the others are read. So of two processes that begin a call at the same moment, at least one sees
         # both calls, and the limit holds exactly. It may happen that both see them and refuse.
-        self.changed()
-        self._check_limit(call)
-        self._empty.clear()
-        if self.tracing is not None:
-            call.trace(self.tracing)
-        if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
-            call.recordings = self.recordings
-            if self.recordings.settings.calls == "all":
-                call.record("start")
-        self.group.create_task(self._run(call), name=f"call {call.id}")
+        try:
+            self.changed()
+            self._check_limit(call)
+            self._empty.clear()
+            if self.tracing is not None:
+                call.trace(self.tracing)
+            if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
+                call.recordings = self.recordings
+                if self.recordings.settings.calls == "all":
+                    call.record("start")
+            self.group.create_task(self._run(call), name=f"call {call.id}")
+        except BaseException:
+            self._forget(call)
+            if call.on_over is not None:
+                call.on_over()
+            self.changed()
+            raise
 
     def _check_limit(self, call: Call) -> None:
-        """Raises Busy, without the call, if it is one too many."""
+        """Raises Busy if the call is one too many."""
         if call.kind == "http":
             n, most, what = self.n_requests_of_all, self.max_requests, "HTTP requests are being spoken"
         else:
             n, most, what = self.n_calls_of_all, self.max_calls, "calls are live"
         if most is None or n <= most:
             return
-        del self._calls[call.id]
-        self._alive.discard(call)
-        if call.on_over is not None:
-            call.on_over()
-        self.changed()
         raise Busy(f"{most} {what}, which is the limit", retry_after_ms=5_000)
 
     def _own(self, call: Call, fronts: Fronts) -> None:
@@ -218,9 +220,12 @@ class Registry:
             # The failure of one call must not end the others.
             call.log.exception("call_crashed")
         finally:
-            if self._calls.get(call.id) is call:
-                del self._calls[call.id]
-            self._alive.discard(call)
-            if not self._alive:
-                self._empty.set()
+            self._forget(call)
             self.changed()
+
+    def _forget(self, call: Call) -> None:
+        if self._calls.get(call.id) is call:
+            del self._calls[call.id]
+        self._alive.discard(call)
+        if not self._alive:
+            self._empty.set()

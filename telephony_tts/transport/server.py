@@ -371,14 +371,16 @@ class Server:
         if not incoming.is_websocket and not incoming.is_http:
             return False
         n_moves = 0 if incoming.moved is None else incoming.moved.n_moves
-        to, why = None, "call"
+        to, why, is_here = None, "call", False
         call = call_in(head) if incoming.is_websocket else call_of_http(head.target)
         may_find = call is not None and n_moves < MAX_MOVES
         try:
             if call is not None and may_find:
-                to = fronts.owner(call)
+                owner = fronts.owner(call)
+                is_here = owner == fronts.name
+                to = None if is_here else owner
             # To spread TLS connections would mean to copy every byte of them to the other front.
-            if to is None and n_moves == 0 and not incoming.is_tls and not self.draining:
+            if to is None and not is_here and n_moves == 0 and not incoming.is_tls and not self.draining:
                 to, why = fronts.better(), "load"
             if to is None and call is not None and may_find and incoming.is_http:
                 # No other front begins the call while this one reads the body.

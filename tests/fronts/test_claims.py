@@ -53,7 +53,7 @@ def front(folder: Path, lock: int, living: Living) -> Maker:
 
 def test_a_call_has_one_owner_until_it_is_released(front: Maker, folder: Path) -> None:
     one, other = front("0.1"), front("1.1")
-    assert one.claim("CA1") is None and one.owner("CA1") is None
+    assert one.claim("CA1") is None and one.owner("CA1") == "0.1"
     assert other.claim("CA1") == "0.1" and other.owner("CA1") == "0.1"
     assert other.claim("CA2") is None and one.owner("CA2") == "1.1"
     one.release("CA1")

@@ -375,6 +375,35 @@ def test_an_http_request_joins_the_call_of_another_front(server: FrontServer) ->
     run(main)
 
 
+def test_what_comes_to_the_front_of_its_call_stays_there(server: FrontServer) -> None:
+    """Pinned: a request for a call of this front went to another one that had fewer connections, which sent it back."""
+    body = json.dumps({"input": SENTENCE, "model": "tts-1", "voice": "alloy", "response_format": "pcm"}).encode()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            with server.stopped(1):
+                await asyncio.sleep(0.3)  # now it gets no connections from the other one
+                for n in range(3):
+                    await stack.enter_async_context(greeted(server.url(call=f"CA-here{n}")))
+                peer = await stack.enter_async_context(calling(server.url("/media/twilio"), "CA-here"))
+                await peer.start()
+                await until(lambda: server.owner("CA-here") == 0, "the call")
+            await asyncio.sleep(0.3)  # it is known again, and has four connections less
+            n_silent = len(server.logged("front_silent"))
+            with server.stopped(1):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(
+                    b"POST /calls/CA-here/v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                )
+                answer = await asyncio.wait_for(reader.read(), 15)
+                writer.close()
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"0\r\n\r\n"), answer[:200]
+            assert len(server.logged("front_silent")) == n_silent, "no other front was asked"
+
+    run(main)
+
+
 def test_an_http_request_and_a_telephone_begin_one_call_at_two_fronts(server: FrontServer) -> None:
     """The front that has the head of the request keeps the call for it, until it has answered. The telephone comes to
     the other front, before the body."""

@@ -139,3 +139,63 @@ def test_what_a_front_that_has_ended_had_used_of_a_day_stays_used(short: Path) -
     finally:
         loads.close()
         folder.remove()
+
+
+def test_a_front_whose_use_cannot_be_written_or_read_says_so_once_and_goes_on(
+    short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RuntimeFolder.make(str(short))
+    loads = Loads(folder.loads, 2, create=True)
+    try:
+        first, second = Front(folder, loads, 0, 1), Front(folder, loads, 1, 1)
+        uses = [{"day": {"day": 9}, "calls": {"acme": 3}, "chars": {"acme": 100 * n}} for n in range(5)]
+        for n in (0, 2):
+            first.publish_use(uses[n])
+            assert second.use_of_others() == [uses[n]]
+            away = folder.keys.rename(folder.path / "away")
+            for newer in uses[n + 1 : n + 3]:
+                first.publish_use(newer)
+                assert second.use_of_others() == [uses[n]], "what was read last still counts"
+            away.rename(folder.keys)
+            told = [(record.getMessage(), record.levelname) for record in caplog.records]
+            assert told == [("use_not_written", "ERROR"), ("use_not_read", "ERROR")], "once"
+            caplog.clear()
+            first.publish_use(uses[n + 2])
+            assert second.use_of_others() == [uses[n + 2]], "it is written as soon as that is possible again"
+    finally:
+        loads.close()
+        folder.remove()
+
+
+def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path) -> None:
+    """Pinned: it ended with all its calls when the use of a key changed and could not be written, and text of a key
+    with a limit ended its call when the use of the others could not be read."""
+
+    async def main(server: FrontServer) -> None:
+        pids = server.pids
+        async with bot_at(server, 0, "one") as bot, bot_at(server, 1, "two") as other:
+            await asyncio.sleep(0.4)  # what the others use is told within a tenth of a second
+            await bot.say("Ten chars.", "a")
+            await bot.event("done", turn="a")
+            await asyncio.sleep(0.4)
+            keys = server.runtime / "keys"
+            keys.rename(server.runtime / "away")
+            for n in range(4):
+                await bot.say("Ten chars.", f"a{n}")
+                await bot.event("done", turn=f"a{n}")
+                await asyncio.sleep(0.3)  # the front tells its use, and reads that of the others again
+            with server.stopped(1), pytest.raises(InvalidStatus) as raised:
+                async with greeted(server.url(), ACME):
+                    pass
+            assert raised.value.response.status_code == 429, "its answer, and not that of an internal error"
+            (server.runtime / "away").rename(keys)
+            await asyncio.sleep(0.4)  # the use is written after all
+            await other.say("Sixty-two characters are more than fifty of others leave over.", "b")
+            error = await other.event("error", turn="b")
+            assert error["code"] == "key_limit" and "has used 50" in error["message"]
+        assert server.pids == pids and not server.logged("front_ended")
+
+    keys = write_keys(short, calls=2, chars_per_day=100)
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+        run(lambda: main(server), within_s=60)
+    assert [line["front"] for line in server.logged("use_not_written")] == [0]

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import pytest
+
+from telephony_tts import event_loop
+from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.incoming import IncomingConnection, OnePerRound
 
 GET = b"GET /x HTTP/1.1\r\n\r\n"
@@ -115,3 +123,196 @@ def test_a_connection_that_is_lost_while_it_waits_is_not_handed_over() -> None:
         assert wire.protocol is None
 
     asyncio.run(use())
+
+
+# ------------------------------------------------------------------ on real sockets
+
+UPGRADE = b"GET /stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n\r\n"
+POST = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Later:
+    """Calls nothing until it is told to, as `OnePerRound` while many requests arrive."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def call(self, function: Callable[[], object]) -> None:
+        self.waiting.append(function)
+
+
+class Chosen(Receiver):
+    """A receiver that is made for one of the two sides, and sees the end of what it is sent."""
+
+    def __init__(self, side: str, all_of_them: list[Chosen]) -> None:
+        super().__init__()
+        self.side = side
+        self.n_ends = 0
+        all_of_them.append(self)
+
+    def eof_received(self) -> None:
+        self.n_ends += 1
+
+
+class Sides(Http):
+    """The HTTP side, and the WebSocket side as `websocket`. `chosen` has each one that got a connection."""
+
+    def __init__(self) -> None:
+        self.chosen: list[Chosen] = []
+
+    def connection(self, take_back: object, lost: object) -> asyncio.Protocol:
+        return Chosen("http", self.chosen)
+
+    def websocket(self) -> asyncio.Protocol:
+        return Chosen("websocket", self.chosen)
+
+
+class Connected:
+    """A connection on a socket pair. `peer` is the other end."""
+
+    def __init__(self, is_moved_away: bool = False) -> None:
+        self.sides, self.later = Sides(), Later()
+        self.ours, self.peer = socket.socketpair()
+        self._route = (lambda connection, head: True) if is_moved_away else None
+        self.incoming: Any = None
+
+    async def open(self, read: bytes = b"") -> None:
+        """`read`: another front has read these bytes of it."""
+        moved = MovedSocket("request", 1, ("127.0.0.1", 80), ("127.0.0.1", 4000), read) if read else None
+        later: Any = self.later
+        make = partial(
+            IncomingConnection, self.sides.websocket, self.sides, later, 10.0, protocol=None, route=self._route,
+            moved=moved,
+        )  # fmt: skip
+        _, self.incoming = await asyncio.get_running_loop().connect_accepted_socket(make, self.ours)
+
+    async def ended(self) -> bytes | None:
+        """What the peer still gets before the end; None if the connection does not end."""
+        self.peer.setblocking(False)
+        got = b""
+        try:
+            async with asyncio.timeout(5):
+                while piece := await asyncio.get_running_loop().sock_recv(self.peer, 1 << 20):
+                    got += piece
+        except TimeoutError:
+            return None
+        except ConnectionError:
+            pass
+        return got
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [event_loop.new_loop, asyncio.SelectorEventLoop])
+
+
+def run_on(new_loop: Callable[[], asyncio.AbstractEventLoop], main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+@LOOPS
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_half_closed_request_that_waits_goes_to_the_side_that_was_chosen(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_moved: bool
+) -> None:
+    """Pinned: its end came while it waited, and the WebSocket side answered it. uvloop reads on there, because a
+    connection of another front is paused before the reading begins."""
+
+    async def main() -> None:
+        connected = Connected()
+        with connected.peer as peer:
+            if not is_moved:
+                peer.sendall(POST)
+            peer.shutdown(socket.SHUT_WR)
+            await connected.open(POST if is_moved else b"")
+            await asyncio.sleep(0.05)
+            assert connected.sides.chosen == [], "it waits"
+            (begin,) = connected.later.waiting
+            begin()
+            await asyncio.sleep(0.05)
+            (chosen,) = connected.sides.chosen
+            assert (chosen.side, chosen.received, chosen.n_ends) == ("http", POST, 1)
+            assert await connected.ended() == b""
+
+    run_on(new_loop, main)
+
+
+@LOOPS
+@pytest.mark.parametrize("request_", [POST, UPGRADE])
+def test_a_half_closed_request_that_is_moved_on_takes_its_end_along(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], request_: bytes
+) -> None:
+    async def main() -> None:
+        connected = Connected(is_moved_away=True)
+        with connected.peer as peer:
+            peer.shutdown(socket.SHUT_WR)
+            await connected.open(request_)
+            await asyncio.sleep(0.05)
+            taken = await connected.incoming.take_away(lambda _relay: None, 1.0)
+            assert connected.sides.chosen == [] and taken is not None
+            sock, moved = taken
+            with sock:
+                assert moved.read == request_ and sock.recv(1) == b""
+
+    run_on(new_loop, main)
+
+
+@LOOPS
+def test_a_connection_that_cannot_be_taken_away_is_closed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: without a descriptor for the copy it stayed open, unread and unanswered, for ever."""
+
+    def no_descriptor(_fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        connected = Connected(is_moved_away=True)
+        with connected.peer:
+            await connected.open(UPGRADE)
+            connected.incoming.stop_reading()
+            with monkeypatch.context() as full, pytest.raises(OSError, match="Too many open files"):
+                full.setattr(os, "dup", no_descriptor)
+                await connected.incoming.take_away(lambda _relay: None, 1.0)
+            assert await connected.ended() == b""
+            assert connected.incoming.transport is None
+
+    run_on(new_loop, main)
+
+
+@LOOPS
+def test_a_peer_that_reads_nothing_does_not_hold_up_its_move_for_ever(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: the rest of an earlier response was waited for without a limit."""
+    monkeypatch.setattr("telephony_tts.transport.incoming.FLUSH_S", 0.05, raising=False)
+
+    async def main() -> None:
+        connected = Connected(is_moved_away=True)
+        with connected.peer:
+            await connected.open(UPGRADE)
+            connected.incoming.stop_reading()
+            connected.incoming.transport.write(bytes(8_000_000))
+            moving = asyncio.create_task(connected.incoming.take_away(lambda _relay: None, 1.0))
+            await asyncio.wait([moving], timeout=5)
+            assert moving.done(), "it waits"
+            assert isinstance(moving.exception(), TimeoutError)
+            rest = await connected.ended()
+            assert rest is not None and len(rest) < 8_000_000, "the socket is closed, with all its copies"
+
+    run_on(new_loop, main)
+
+
+def test_a_rest_that_is_read_in_time_goes_before_the_move() -> None:
+    async def main() -> None:
+        connected = Connected(is_moved_away=True)
+        with connected.peer:
+            await connected.open(UPGRADE)
+            connected.incoming.stop_reading()
+            connected.incoming.transport.write(bytes(2_000_000))
+            ended = asyncio.create_task(connected.ended())
+            taken = await connected.incoming.take_away(lambda _relay: None, 1.0)
+            assert taken is not None and not ended.done(), "the peer's connection is open"
+            taken[0].close()
+            assert await ended == bytes(2_000_000)
+
+    run_on(event_loop.new_loop, main)

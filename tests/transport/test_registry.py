@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
 
+from telephony_tts.transport.call import Call
 from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.turn_traces import CallTraces
 from telephony_tts.wire import messages as m
 
 
@@ -74,6 +77,55 @@ def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogC
 
     run(main)
     assert any(record.message == "call_crashed" and record.exc_info for record in caplog.records)
+
+
+def test_a_call_that_cannot_begin_leaves_nothing_behind() -> None:
+    """Pinned: it had no task, but was found, so whoever joined it waited for ever, and so did the drain."""
+
+    async def main() -> None:
+        registry = Registry()
+        released: list[str] = []
+
+        def is_full() -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        async with asyncio.TaskGroup() as registry.group:
+            first = new_call(call="first")
+            await registry.start(first)
+            registry.changed = is_full
+            second = new_call(call="second")
+            second.on_over = lambda: released.append("second")
+            with pytest.raises(OSError, match="No space left"):
+                registry.begin(second)
+            assert registry.find("second") is None and registry.calls() == [first] and released == ["second"]
+            registry.changed = lambda: None
+            again = new_call(call="second")
+            await registry.start(again)
+            for call in (first, again):
+                call.finish(1000, "over")
+            async with asyncio.timeout(5):
+                await registry.wait_empty()
+
+    run(main)
+
+
+class BrokenTracing:
+    def of_call(self, call: Call) -> CallTraces:
+        raise ValueError("a bug of ours")
+
+
+def test_the_only_call_that_cannot_begin_does_not_hold_up_the_drain() -> None:
+    async def main() -> None:
+        registry = Registry()
+        registry.tracing = BrokenTracing()
+        async with asyncio.TaskGroup() as registry.group:
+            with pytest.raises(ValueError, match="a bug of ours"):
+                registry.begin(new_call())
+            assert not registry.calls() and registry.find("c1") is None
+            async with asyncio.timeout(5):
+                await registry.wait_empty()
+
+    run(main)
 
 
 def test_text_from_before_the_call_has_begun_is_spoken_when_it_begins() -> None:
