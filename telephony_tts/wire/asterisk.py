@@ -103,7 +103,7 @@ class AsteriskCodec:
             case "STATUS":
                 n_frames = _whole(f, "queue_length")
                 if n_frames is not None and n_frames > MAX_QUEUE_FRAMES:
-                    raise BadField(f"a queue of {n_frames} frames; Asterisk's has room for {MAX_QUEUE_FRAMES}")
+                    raise BadField(f"a queue of {quote(n_frames)} frames; Asterisk's has room for {MAX_QUEUE_FRAMES}")
                 return None if n_frames is None else MediaBuffered(n_frames, _flag(f, "media_paused"))
             case "DTMF_END":
                 digit = f.get("digit")

@@ -82,8 +82,12 @@ def test_unsupported_frame_lengths_are_refused(ptime: int) -> None:
 
 
 def test_an_error_does_not_repeat_a_long_number() -> None:
-    refused = AsteriskCodec().decode(json.dumps(JSON_START | {"ptime": 10**700}).encode())
+    codec = AsteriskCodec()
+    refused = codec.decode(json.dumps(JSON_START | {"ptime": 10**700}).encode())
     assert isinstance(refused, Invalid) and refused.message.endswith("got a number out of range")
+    codec.decode(json.dumps(JSON_START).encode())
+    refused = codec.decode(json.dumps({"event": "STATUS", "queue_length": 10**700}).encode())
+    assert isinstance(refused, Invalid) and refused.message.startswith("a queue of a number out of range frames")
 
 
 @pytest.mark.parametrize(
