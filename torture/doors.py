@@ -17,32 +17,21 @@ from torture.dialects import DIALECTS, PTIME_MS, Dialect, Twilio
 from torture.histories import CARRIERS, CallHistory, Step
 from torture.http_doors import FORMS, HttpCall
 from torture.joined_calls import JoinedCall
-from torture.letters import MS_PER_LETTER, FrameReader
+from torture.letters import MS_PER_LETTER, SLOWEST, FrameReader
 from torture.links import AudioSocketLink, BotLink
 from torture.oracle import NativeOracle
 from torture.recordings import RATE_HZ, Recorded
 from torture.script import Script
-from torture.surroundings import Surroundings
+from torture.surroundings import CLAIM_S, CONNECT_S, END_S, NOTICED_S, POLL_S, RESTART_S, Surroundings
 from torture.vendor_doors import vendor_call
 from torture.violations import Violation
 
 MS = 1_000_000
-_CONNECT_S = 5.0
-_RESTART_S = 15.0
-"""So long a turn may wait for an engine that is killed or stopped."""
-_END_S = 5.0
-"""The server closes so much later at most than the speech takes that it owes."""
-_POLL_S = 0.05
 _BOT_S = 15.0
 """The server has given up to dial a bot by then; `bot.connect_timeout_s` is 2 s."""
-_CLAIM_S = 10.0
-"""`limits.call_claim_s`: a leg waits so long for the other one."""
 _NO_MEDIA = 4404
 _FAILS_S = {"zh": 12.0, "de": 8.0}
 """By language: `engines.restart_wait_s` is 10 s, and a connection over HTTP is tried twice for 3 s."""
-_SLOWEST = 0.5
-_NOTICED_S = 6.0
-"""A server notices within this time that the other end is gone."""
 
 
 async def run_call(call: CallHistory, number: int, around: Surroundings) -> None:
@@ -98,9 +87,9 @@ async def _native_call(
         may_fail=around.may_fail, is_lossy=is_lossy, keeps_recorded=options["rate"] == RATE_HZ,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?{urlencode(options)}", around, oracle)
-    await link.connect_in_time(around.proxy_port if is_lossy else around.port, _CONNECT_S)
+    await link.connect_in_time(around.proxy_port if is_lossy else around.port, CONNECT_S)
     try:
-        if is_back and await link.is_taken(_NOTICED_S):
+        if is_back and await link.is_taken(NOTICED_S):
             return False
         await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
         await _end(call, around, link)
@@ -123,12 +112,12 @@ async def _come_back(
     around.tally.counts["calls that came back"] += 1
     while not await begin(short):
         lost_ns = around.call_stops.within(begin_ns, time.monotonic_ns())
-        if time.monotonic_ns() - begin_ns - lost_ns > _NOTICED_S * 1e9:
+        if time.monotonic_ns() - begin_ns - lost_ns > NOTICED_S * 1e9:
             if not around.may_break:
-                what = f"{call.door}: the name of a call is taken {_NOTICED_S:.0f} s after its end"
+                what = f"{call.door}: the name of a call is taken {NOTICED_S:.0f} s after its end"
                 around.tally.violations.append(Violation(v.CLOSE, what, number))
             return
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _carrier(call: CallHistory, number: int, around: Surroundings) -> None:
@@ -157,12 +146,12 @@ async def _carrier_call(
     bot.telephone = media
     try:
         for link in (media, bot) if call.options["media_first"] else (bot, media):
-            await link.connect_in_time(around.port, _CONNECT_S)
+            await link.connect_in_time(around.port, CONNECT_S)
             if link is media:
                 media.start()
         if dialect.is_refused:
             raise OSError("no room for another call")
-        if is_back and (await bot.is_taken(_NOTICED_S) or not await bot.gets_media(media.closed, _NOTICED_S)):
+        if is_back and (await bot.is_taken(NOTICED_S) or not await bot.gets_media(media.closed, NOTICED_S)):
             bot.was_taken = True
             return False
         await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
@@ -207,7 +196,7 @@ async def _no_bot(number: int, around: Surroundings) -> None:
     oracle = NativeOracle(around.tally, around.call_stops, call=number, has_media=True, is_lossy=True)
     dialect = Twilio(f"CA{uuid.UUID(int=random.getrandbits(128)).hex}")
     media = CarrierLink(around, oracle, dialect, late="fixed", late_ms=0, seed=number)
-    await media.connect_in_time(around.port, _CONNECT_S)
+    await media.connect_in_time(around.port, CONNECT_S)
     try:
         media.start()
         is_gone = await media.gone(_BOT_S)
@@ -229,7 +218,7 @@ async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> N
         lead_ns=200 * MS, is_lossy=around.may_lose_names,
     )  # fmt: skip
     link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
-    await link.connect_in_time(around.port, _CONNECT_S)
+    await link.connect_in_time(around.port, CONNECT_S)
     try:
         await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
         await _end(call, around, link)
@@ -248,7 +237,7 @@ def _fails_in_time(oracle: NativeOracle, around: Surroundings, within_s: float) 
             begin_ns = max(turn.begun_ns, free_ns)
             took_ns = turn.ended_ns - begin_ns - around.call_stops.within(begin_ns, turn.ended_ns)
             around.tally.counts["turns failed without a name"] += 1
-            spoken_ns = round(len(turn.source) * MS_PER_LETTER * MS / _SLOWEST)
+            spoken_ns = round(len(turn.source) * MS_PER_LETTER * MS / SLOWEST)
             if took_ns > within_s * 1e9 + spoken_ns:
                 oracle.wrong(v.ONE_END, f"{turn.id} failed after {took_ns / 1e9:.1f} s")
         free_ns = max(free_ns, turn.ended_ns)
@@ -265,7 +254,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     loop = asyncio.get_running_loop()
     telephone = AudioSocketLink(name.bytes, oracle.frame)
     try:
-        await bot.connect_in_time(around.port, _CONNECT_S)
+        await bot.connect_in_time(around.port, CONNECT_S)
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
         await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
@@ -299,7 +288,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
         bot = BotLink(f"/v1/stream?call={phone.name}&audio=none&words=on", around, oracle)
         feeding = asyncio.create_task(phone.feed(oracle))
         try:
-            await bot.connect_in_time(around.port, _CONNECT_S)
+            await bot.connect_in_time(around.port, CONNECT_S)
             await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
             if call.end == "hangup":
                 oracle.owes_answers = False
@@ -339,38 +328,25 @@ async def _end(call: CallHistory, around: Surroundings, link: BotLink) -> None:
             link.reset()
         case _:
             link.leave()
-    if not await link.gone(_NOTICED_S) and not around.may_break:
+    if not await link.gone(NOTICED_S) and not around.may_break:
         link.oracle.wrong(v.CLOSE, f"{call.end}: the server keeps the socket open")
 
 
 def _outlives_s(bot: BotLink) -> float:
     """By when the other end must know that the bot has gone. If the legs have not met, it waits for another bot."""
-    return _CLAIM_S + _END_S if bot.awaits_media else _NOTICED_S
+    return CLAIM_S + END_S if bot.awaits_media else NOTICED_S
 
 
 async def _closes(link: BotLink, around: Surroundings, code: int | None) -> None:
-    """The server has to close with this code. A connection that breaks is only right if a process was killed. If the
-    legs of a call have not met, the server waits for the other one, and then says that it has not come."""
+    """See `expect_close`. If the legs of a call have not met, the server waits for the other one, and then says that it
+    has not come."""
     awaits_media = link.awaits_media
     within_s = (
         link.oracle.owed_s()
-        + _END_S
-        + (_RESTART_S if around.may_fail or around.may_lose_names else 0)
-        + _CLAIM_S * awaits_media
+        + END_S
+        + (RESTART_S if around.may_fail or around.may_lose_names else 0)
+        + CLAIM_S * awaits_media
     )
-    is_gone = await link.gone(within_s)
-    around.tally.n_checked[v.CLOSE] += 1
-    if is_gone and code is not None and link.close_code == code:
-        return
-    if is_gone and awaits_media and link.close_code == _NO_MEDIA:
-        around.tally.counts["calls without a media leg"] += 1
-        return
-    link.torn = True
-    if around.may_break:
-        around.tally.counts["calls lost with a process"] += 1
-        return
-    if link.missed_a_ping():
-        around.tally.counts["calls that missed a ping"] += 1
-        return
-    what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
-    link.oracle.wrong(v.CLOSE, f"{what}, expected {code or 'an open call'}")
+    if what := await link.expect_close(code, within_s, *(_NO_MEDIA,) * awaits_media):
+        link.oracle.wrong(v.CLOSE, what)
+    around.tally.counts["calls without a media leg"] += awaits_media and link.close_code == _NO_MEDIA

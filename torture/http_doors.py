@@ -19,16 +19,13 @@ from typing import Any
 
 from torture import violations as v
 from torture.histories import CallHistory, Step
-from torture.letters import LETTERS, MS_PER_LETTER, FrameReader, sentence
-from torture.surroundings import Surroundings
+from torture.letters import LETTERS, MISSING_MS, MS_PER_LETTER, FrameReader, sentence
+from torture.surroundings import CONNECT_S, Surroundings
 from torture.violations import Violation
 
-_CONNECT_S = 5.0
 _ANSWER_S = 25.0
 _RESTART_ANSWER_S = 45.0
 _SLICE_MS = 20
-_MISSING_MS = 2 * MS_PER_LETTER
-"""The last word may end with silence that is not sent."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class HttpClient:
         if self._writer is None or self._reader.at_eof():
             self.disconnect()
             # Not `wait_for`, which loses a cancellation that comes together with the connection (Python 3.11).
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._around.port)
         payload = json.dumps(body).encode()
         self._writer.write(
@@ -221,7 +218,7 @@ class HttpCall:
         tally = self._around.tally
         n_ms = len(audio) / self._form.bytes_per_ms
         tally.n_checked[v.DONE] += 1
-        if n_ms < n_chars * MS_PER_LETTER - _MISSING_MS:
+        if n_ms < n_chars * MS_PER_LETTER - MISSING_MS:
             self._wrong(v.DONE, f"an answer of {n_ms:.0f} ms for {n_chars} characters of {MS_PER_LETTER:.0f} ms")
         n_slice = _SLICE_MS * self._form.bytes_per_ms
         for at in range(0, len(audio) - n_slice + 1, n_slice):

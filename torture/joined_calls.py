@@ -16,15 +16,12 @@ from torture.carriers import CarrierLink
 from torture.dialects import Twilio
 from torture.histories import CallHistory, Step
 from torture.http_doors import FORMS, HttpClient
-from torture.joined_oracle import CROSS_NS, JoinedOracle, JoinedRequest
+from torture.joined_oracle import JoinedOracle, JoinedRequest
 from torture.letters import MS_PER_LETTER, sentence
-from torture.surroundings import Surroundings
+from torture.surroundings import CLAIM_S, CONNECT_S, NOTICED_S, Surroundings
+from torture.violations import CROSS_NS
 
 MS = 1_000_000
-_CONNECT_S = 5.0
-_CLAIM_S = 10.0
-"""`limits.call_claim_s`: a request waits so long for the telephone side."""
-_NOTICED_S = 6.0
 _MOST_AT_ONCE = 4
 _LONG_MS = 1_500
 """If so much is left to speak, the call still has its bot when another one has come and was refused."""
@@ -53,7 +50,7 @@ class JoinedCall:
         if self._call.options["no_media"]:
             await self._without_telephone()
             return
-        await self._media.connect_in_time(self._around.port, _CONNECT_S)
+        await self._media.connect_in_time(self._around.port, CONNECT_S)
         try:
             self._media.start()
             for step in self._call.steps:
@@ -176,8 +173,8 @@ class JoinedCall:
             return
         bot = _Bot(self._name)
         try:
-            await asyncio.wait_for(bot.connect(self._around.port), _CONNECT_S)
-            await asyncio.wait((bot.closed, bot.is_let_in), timeout=_NOTICED_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait_for(bot.connect(self._around.port), CONNECT_S)
+            await asyncio.wait((bot.closed, bot.is_let_in), timeout=NOTICED_S, return_when=asyncio.FIRST_COMPLETED)
             self._oracle.checked(v.CLOSE)
             if bot.close_code != 4409 and any(request.is_live for request in live) and not self._around.may_break:
                 how = "was let in" if bot.is_let_in.done() else f"was closed with {bot.close_code}"
@@ -193,7 +190,7 @@ class JoinedCall:
     async def _end(self) -> None:
         """The caller hangs up, while requests are spoken or behind them. Their responses end as if they were over."""
         if self._call.end == "close":
-            await self._all_over(sum(r.n_chars for r in self._live()) * MS_PER_LETTER / 1000 + _NOTICED_S)
+            await self._all_over(sum(r.n_chars for r in self._live()) * MS_PER_LETTER / 1000 + NOTICED_S)
             # What is sent ahead comes behind the end of a response.
             await asyncio.sleep(0.1)
         self._oracle.hung_up_ns = time.monotonic_ns()
@@ -206,8 +203,8 @@ class JoinedCall:
         is_crossing = newest_ns > self._oracle.hung_up_ns - CROSS_NS - self._around.call_stops.within(
             newest_ns - CROSS_NS, self._oracle.hung_up_ns + CROSS_NS
         )  # fmt: skip
-        await self._all_over(_NOTICED_S + _CLAIM_S * is_crossing)
-        if not await self._media.gone(_NOTICED_S) and not self._around.may_break:
+        await self._all_over(NOTICED_S + CLAIM_S * is_crossing)
+        if not await self._media.gone(NOTICED_S) and not self._around.may_break:
             self._oracle.wrong(v.CLOSE, "the telephone's socket is open after it has hung up")
 
     async def _all_over(self, within_s: float) -> None:
@@ -245,7 +242,7 @@ class JoinedCall:
             is_refused = status == 503 and self._around.may_refuse
             if (status, _code(told)) != (404, "no_media") and not is_refused and not self._around.may_break:
                 self._oracle.wrong(v.ANSWERS, f"no telephone came, and the answer is {status}: {told[:100]!r}")
-            elif not is_refused and not _CLAIM_S - 1 < took_s < _CLAIM_S + 2 + stops_s and not self._around.may_break:
+            elif not is_refused and not CLAIM_S - 1 < took_s < CLAIM_S + 2 + stops_s and not self._around.may_break:
                 self._oracle.wrong(v.ANSWERS, f"no telephone came, and that is told after {took_s:.1f} s")
         except _BROKEN as error:
             self._broken(f"no answer to a request without a telephone: {error!r}")

@@ -11,20 +11,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from torture import violations as v
-from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
+from torture.letters import LETTERS, MISSING_MS, MS_PER_LETTER, FrameReader
 from torture.player import Player
-from torture.violations import Stops, Tally, Violation, log_lines
+from torture.violations import CROSS_NS, Stops, Tally, Violation, log_lines
 
 MS = 1_000_000
 _FRAME_MS = 20
-CROSS_NS = 60 * MS
-"""How much later one socket may be read than another one."""
 _NOTICED_NS = 250 * MS
 """By then the speech of a client that is gone has stopped."""
 _APART_NS = 150 * MS
 """Requests that were sent so much one after the other come to the server in that order."""
-_MISSING_MS = 2 * MS_PER_LETTER
-"""The last word may end with silence that is not sent."""
 _PIECES_MS = 120
 """The response is silence for some frames at a time, and those behind the last time are told at its end."""
 _LOG_LINES = 500
@@ -168,7 +164,7 @@ class JoinedOracle:
         """The caller has heard all of it, and its client got silence of the same length."""
         self._checked(v.DONE)
         heard_ms = request.n_frames * _FRAME_MS
-        if heard_ms < request.n_chars * MS_PER_LETTER - _MISSING_MS:
+        if heard_ms < request.n_chars * MS_PER_LETTER - MISSING_MS:
             what = f"{heard_ms} ms of {request.letter} were heard, of {request.n_chars} letters of {MS_PER_LETTER} ms"
             self._wrong(v.DONE, what)
         if not request.is_moved and abs(heard_ms - request.response_ms) > _PIECES_MS:

@@ -17,6 +17,10 @@ from telephony_tts.engines.fake import MS_PER_CHAR, tone_hz
 LETTERS = "adgjmpsvy"
 """Their tones are 108 Hz apart."""
 MS_PER_LETTER = MS_PER_CHAR
+MISSING_MS = 2 * MS_PER_LETTER
+"""The last word may end with silence that is not sent."""
+SLOWEST = 0.5
+"""The slowest speed of speech that clients ask for."""
 _QUIETEST = 300
 _BLOCK_MS = 10
 _LEAST_PURE = 0.8

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from harness.peer import Peer, frame
 
+from torture import violations as v
 from torture.oracle import NativeOracle
 from torture.surroundings import PING_S, Surroundings
 from torture.violations import Stops
@@ -85,6 +86,24 @@ class Link(Peer):
             return False
         now_ns = time.monotonic_ns()
         return self.own_stops.within(now_ns - 2 * PING_S * 1000 * MS, now_ns) > PING_S * 1000 * MS / 2
+
+    async def expect_close(self, code: int | None, within_s: float, *others: int) -> str:
+        """The server has to close with this code; None: it has to keep the connection. It may close with one of
+        `others` too. A connection that breaks is only right if a process was killed. Returns what is wrong."""
+        is_gone = await self.gone(within_s)
+        tally = self._around.tally
+        tally.n_checked[v.CLOSE] += 1
+        if is_gone and self.close_code is not None and self.close_code in (code, *others):
+            return ""
+        self.torn = True
+        if self._around.may_break:
+            tally.counts["calls lost with a process"] += 1
+        elif self.missed_a_ping():
+            tally.counts["calls that missed a ping"] += 1
+        else:
+            how = f"closed with {self.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
+            return f"{how}, expected {code or 'an open call'}"
+        return ""
 
     async def gone(self, within_s: float) -> bool:
         """Whether the connection is closed by then. Stops are not counted."""

@@ -14,16 +14,14 @@ from typing import Any
 
 from torture import violations as v
 from torture.caller_rules import SURE_MS, CallerRules
-from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
+from torture.letters import LETTERS, MS_PER_LETTER, SLOWEST, FrameReader
 from torture.player import Player
 from torture.sound_rules import SoundRules
-from torture.violations import RecordingEnd, Stops, Tally, Violation, log_lines
+from torture.violations import CROSS_NS, RecordingEnd, Stops, Tally, Violation, log_lines
 
 MS = 1_000_000
 _GAP_NS = 80 * MS
 """A recording has a gap where a mark comes this much later."""
-CROSS_NS = 60 * MS
-"""How much later one socket of a call may be read than another one."""
 _LONGEST_STOP_NS = 3000 * MS
 _HOUR_NS = 3_600_000 * MS
 _SURE_MS = 200
@@ -36,7 +34,6 @@ _PAUSE_NS = 200 * MS
 _ATTACHED = ".,!? "
 _TAG = re.compile("<[^>]*>")
 _MARK = re.compile('<mark name="([^"]*)"/>')
-_SLOWEST = 0.5
 _SOUND_S = 6.0
 """The longest sound that is played."""
 _FAILURES = ("no_media", "engine_failed", "engine_unavailable")
@@ -324,7 +321,7 @@ class NativeOracle:
     def owed_s(self) -> float:
         """How long the text of the turns that live takes to be spoken."""
         live = [turn for turn in self.turns.values() if turn.is_live]
-        speech_s = sum(len(turn.source) for turn in live) * MS_PER_LETTER / 1000 / _SLOWEST
+        speech_s = sum(len(turn.source) for turn in live) * MS_PER_LETTER / 1000 / SLOWEST
         return speech_s + sum(turn.n_sounds for turn in live) * _SOUND_S
 
     def sent_invalid(self) -> None:

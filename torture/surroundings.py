@@ -13,6 +13,16 @@ from torture.violations import Stops, Tally
 MS = 1_000_000
 PING_S = 5
 """`server.ping_interval_s`: so often the server sends a ping, and so long it waits for the answer."""
+CONNECT_S = 5.0
+CLAIM_S = 10.0
+"""`limits.call_claim_s`: a leg or a request waits so long for the other side of its call."""
+RESTART_S = 15.0
+"""So long a turn may wait for an engine that is killed."""
+END_S = 5.0
+"""The server closes so much later at most than the speech takes that it owes."""
+NOTICED_S = 6.0
+"""A server notices within this time that the other end is gone."""
+POLL_S = 0.05
 _LAG_EVERY_S = 0.005
 _LEAST_LAG_NS = 4 * MS
 

@@ -13,17 +13,10 @@ from torture.histories import CallHistory, Step
 from torture.letters import LETTERS, sentence
 from torture.links import Link
 from torture.player import Player
-from torture.surroundings import Surroundings
+from torture.surroundings import CONNECT_S, END_S, NOTICED_S, POLL_S, RESTART_S, Surroundings
 from torture.vendor_oracle import VendorOracle
 
 MS = 1_000_000
-_CONNECT_S = 5.0
-_END_S = 5.0
-"""The server closes so much later at most than the speech takes that it owes."""
-_RESTART_S = 15.0
-"""So long a text may wait for an engine that is killed or stopped."""
-_NOTICED_S = 6.0
-_POLL_S = 0.05
 _MOST_TEXTS = 4
 """ElevenLabs allows five contexts that are open."""
 _PLACE_NS = 100 * MS
@@ -587,7 +580,7 @@ async def vendor_call(call: CallHistory, number: int, around: Surroundings) -> N
         await _single_texts(call, number, around)
         return
     link = VENDOR_LINKS[call.door](around, number, call.options["codec"])
-    await link.connect_in_time(around.port, _CONNECT_S)
+    await link.connect_in_time(around.port, CONNECT_S)
     is_torn = call.end == "rst"
     try:
         choose = random.Random(f"{call.seed} words")
@@ -616,7 +609,7 @@ async def vendor_call(call: CallHistory, number: int, around: Surroundings) -> N
                 if link.closed.done() and not is_torn:
                     link.oracle.wrong(v.CLOSE, f"closed with {link.close_code}, expected an open connection")
                 link.leave()
-                await link.gone(_NOTICED_S)
+                await link.gone(NOTICED_S)
     finally:
         link.close()
         link.oracle.finish(is_torn=is_torn)
@@ -637,7 +630,7 @@ async def _single_texts(call: CallHistory, number: int, around: Surroundings) ->
                         link = None
                     if link is None:
                         link = ElevenLabsStreamLink(around, number, call.options["codec"])
-                        await link.connect_in_time(around.port, _CONNECT_S)
+                        await link.connect_in_time(around.port, CONNECT_S)
                     await _perform(link, step, choose)
                 case "clear" | "clear_turn" | "clear_storm" if link is not None:
                     await _leave(link, around, reset=step.n % 2 == 0)
@@ -673,7 +666,7 @@ async def _leave(link: VendorLink, around: Surroundings, *, reset: bool) -> None
     """The client ends the connection in the middle of its text."""
     around.tally.counts["clears"] += 1
     (link.reset if reset else link.leave)()
-    is_gone = await link.gone(_NOTICED_S)
+    is_gone = await link.gone(NOTICED_S)
     if not is_gone and not around.may_break:
         link.oracle.wrong(v.CLOSE, "the server keeps the socket open")
     link.close()
@@ -717,25 +710,14 @@ def _last_use(link: VendorLink, letter: str) -> int:
 
 
 async def _until_over(link: VendorLink) -> None:
-    end_s = time.monotonic() + link.oracle.owed_s() + _END_S
+    end_s = time.monotonic() + link.oracle.owed_s() + END_S
     while (link.oracle.owed or link.oracle.n_unanswered) and time.monotonic() < end_s:
-        if await link.gone(_POLL_S):
+        if await link.gone(POLL_S):
             return
 
 
 async def _closes(link: VendorLink, around: Surroundings, code: int) -> None:
-    """The server has to close with this code. A connection that breaks is only right if a process was killed."""
-    within_s = link.oracle.owed_s() + _END_S + (_RESTART_S if around.may_fail else 0)
-    is_gone = await link.gone(within_s)
-    around.tally.n_checked[v.CLOSE] += 1
-    if is_gone and link.close_code == code:
-        return
-    link.torn = True
-    if around.may_break:
-        around.tally.counts["calls lost with a process"] += 1
-        return
-    if link.missed_a_ping():
-        around.tally.counts["calls that missed a ping"] += 1
-        return
-    what = f"closed with {link.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
-    link.oracle.wrong(v.CLOSE, f"{what}, expected {code}")
+    """See `expect_close`."""
+    within_s = link.oracle.owed_s() + END_S + (RESTART_S if around.may_fail else 0)
+    if what := await link.expect_close(code, within_s):
+        link.oracle.wrong(v.CLOSE, what)

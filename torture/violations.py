@@ -92,6 +92,10 @@ def log_lines(log: Sequence[tuple[int, str, object]]) -> list[str]:
     return [f"{(at - log[0][0]) / 1_000_000:8.1f} {who} {what}" for at, who, what in log]
 
 
+CROSS_NS = 60_000_000
+"""How much later one socket of a call may be read than another one."""
+
+
 class Stops:
     """Intervals in which the machine, or our own doing, kept the server or this process from running, or a client from
     reading. With `shared` all intervals of that one count as well."""
