@@ -23,7 +23,8 @@ begins later and later or sooner and sooner. jumping: by another time whenever i
 and it stops for 40 to 400 ms in the middle of speech."""
 _MOST_DRIFT = 0.005
 MOST_STALL_MS = 400
-"""How long a platform that is stalling stops, and how wrong its place may be until it has reported that."""
+"""How long a platform that is stalling stops until its buffer is empty, and how wrong its place may be until it has
+reported that."""
 _STALL_SHARE = 1 / 150
 """So many frames have a stall before them."""
 
@@ -36,12 +37,11 @@ class Lateness:
         self._kind = kind
         self._most_ms = most_ms
         self._left_ms = 0.0
-        self.stretch = 1.0
-        """How much longer than its length a frame is played."""
+        self._drift = 0.0
         self._delay_ms = self._choose.choice([0, self._choose.uniform(0, most_ms), most_ms])
         self._step_ms = self._choose.uniform(-40, 40)
         if kind == "drifting":
-            self.stretch += self._choose.uniform(-_MOST_DRIFT, _MOST_DRIFT)
+            self._drift = self._choose.uniform(-_MOST_DRIFT, _MOST_DRIFT)
         if kind == "stalling":
             self._delay_ms *= self._choose.random()
 
@@ -52,7 +52,18 @@ class Lateness:
         elif self._kind == "drifting":
             self._delay_ms = min(max(0, self._delay_ms + self._step_ms), self._most_ms)
         self._left_ms = self._most_ms - self._delay_ms
+        if self._kind == "stalling":
+            self._left_ms = min(self._left_ms, MOST_STALL_MS)
         return round(self._delay_ms * MS)
+
+    def stretch(self) -> float:
+        """How much longer than its length the next frame is played. A slow clock stops to fall behind where the platform
+        is as late as it may be: under a sound that goes on, its buffer is never empty."""
+        slower_ms = self._drift * PTIME_MS
+        if slower_ms > self._left_ms:
+            return 1.0
+        self._left_ms -= max(0.0, slower_ms)
+        return 1.0 + self._drift
 
     def stall_ns(self) -> int:
         """How long it stops before the next frame."""

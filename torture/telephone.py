@@ -96,7 +96,7 @@ class Telephone:
             return
         if now_ns >= player.end_ns:
             player.delay_ns = self._late.begin_ns() + self.dialect.heard_late_ms * MS
-        player.stretch, player.stall_ns = self._late.stretch, self._late.stall_ns()
+        player.stretch, player.stall_ns = self._late.stretch(), self._late.stall_ns()
 
     def _play(self, payload: bytes, now_ns: int) -> None:
         self.dialect.check_audio(payload)

@@ -123,6 +123,10 @@ class TurnMarks:
         """Add a mark of ours that is sent before all others: its echo tells when the peer began to play."""
         self._insert(TurnMark(None, 0, sample=sample, state=MarkState.PLACED), -1)
 
+    def has_beginning(self, sample: int) -> bool:
+        """Whether the mark of `add_beginning` waits to be sent, for the first time or again."""
+        return any(mark.is_ours and mark.sample == sample for mark in self.in_state(MarkState.PLACED))
+
     def _insert(self, mark: TurnMark, behind_sample: int) -> None:
         """Insert a placed mark behind those that are placed up to `behind_sample`."""
         at = len(self.live)

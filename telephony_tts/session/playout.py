@@ -14,7 +14,9 @@ from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 class Playout:
     """The schedule of one turn. `frames_per_bulk` frames are sent at once, and the last of them is `lead_ns` ahead."""
 
-    __slots__ = ("began_ns", "first_lead_ns", "frames_per_bulk", "lead_ns", "n_sent", "ptime_ns", "t0_ns")
+    __slots__ = (
+        "began_ns", "first_lead_ns", "frames_per_bulk", "gap_ns", "lead_ns", "n_before_gap", "n_sent", "ptime_ns", "t0_ns",
+    )  # fmt: skip
 
     def __init__(self, ptime_ns: int, lead_ns: int, frames_per_bulk: int = 1) -> None:
         self.ptime_ns = ptime_ns
@@ -26,11 +28,15 @@ class Playout:
         self.began_ns = 0
         """When speech began, or went on after a pause or a clear of an earlier turn."""
         self.n_sent = 0
+        self.gap_ns = 0
+        """The last gap. It may end in the future: what comes behind it is sent ahead."""
+        self.n_before_gap = 0
 
     def start(self, at_ns: int) -> None:
         """Fix the moment at which the next frame is to be heard."""
         self.began_ns = at_ns
         self.t0_ns = at_ns - self.n_sent * self.ptime_ns
+        self.gap_ns = self.n_before_gap = 0
 
     def stop(self, n_sent: int) -> None:
         """Frames from `n_sent` on were not heard. They are sent again when the schedule starts anew."""
@@ -58,13 +64,17 @@ class Playout:
             return 0
         assert self.t0_ns is not None
         self.t0_ns += gap_ns
+        self.gap_ns, self.n_before_gap = gap_ns, self.n_sent
         return gap_ns
 
     def played_ns(self, now_ns: int) -> int:
         """How much of the sent audio was heard by `now_ns`, if the peer plays on our schedule."""
         if self.t0_ns is None:
             return 0
-        return max(0, min(now_ns - self.t0_ns, self.n_sent * self.ptime_ns))
+        played_ns, before_gap_ns = now_ns - self.t0_ns, self.n_before_gap * self.ptime_ns
+        if played_ns < before_gap_ns:
+            played_ns = min(before_gap_ns, played_ns + self.gap_ns)
+        return max(0, min(played_ns, self.n_sent * self.ptime_ns))
 
     def end_ns(self) -> int:
         """When the last sent frame will have been heard."""

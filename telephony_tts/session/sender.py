@@ -242,16 +242,19 @@ class Sender:
     def _resumed(self, turn: Turn) -> None:
         """After a gap the peer's place is unknown, as it is at the turn's beginning. The echo of a mark behind the next
         frame tells it."""
-        if self.peer_marks and not turn.settings.whole_sentences:
+        if not self.peer_marks or turn.settings.whole_sentences:
+            return
+        if turn.playout.n_sent:
             turn.marks.add_ours(turn.n_sent_samples + turn.frame_samples)
+        elif not turn.marks.has_beginning(turn.frame_samples):
+            turn.marks.add_beginning(turn.frame_samples)
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
         if turn.first_frame_ns is not None:
             # It had begun, and a pause or a clear of an earlier turn took frames back.
             turn.ready_since_ns = now_ns
-            if turn.playout.n_sent:
-                self._resumed(turn)
+            self._resumed(turn)
             return
         turn.first_frame_ns = now_ns
         # Waiting behind an earlier turn is not latency: the clock starts when this turn could be heard.
@@ -340,8 +343,7 @@ class Sender:
         if lost:
             lost[0].playout.start(now_ns)
             lost[0].ready_since_ns = now_ns
-            if lost[0].playout.n_sent:
-                self._resumed(lost[0])
+            self._resumed(lost[0])
         self._begin_anew(heard_samples, now_ns)
 
     def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:

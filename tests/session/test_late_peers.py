@@ -92,6 +92,22 @@ def test_what_a_pause_took_back_is_not_played_until_the_peer_says_so() -> None:
     assert [done.turn for done in world.of(m.Done)] == ["a"]
 
 
+def test_a_peer_that_begins_a_turn_again_has_to_say_so_again() -> None:
+    """Pinned: a pause in the first word takes the turn back to its beginning, whose mark had come back already. So no
+    mark told when the peer played it again, and our schedule counted up to a second of speech that nobody had heard."""
+    world = late_world(100)
+    world.say("Onehundred two three.", "a")
+    world.run(200)
+    world.send(m.PauseSpeech())
+    world.run(1000)
+    world.peer_delay_ms = 1500
+    world.send(m.ResumeSpeech())
+    world.run(1300)
+    world.send(m.Clear())
+    (paused,), (cleared,) = world.of(m.Paused), world.of(m.Cleared)
+    assert (cleared.heard_ms, cleared.heard_text, cleared.basis) == (paused.heard_ms, "", "marks")
+
+
 def test_what_a_leg_still_holds_is_not_heard() -> None:
     """Pinned: a leg that sends longer messages than frames holds the rest, and the clock counted it."""
     held = [0]

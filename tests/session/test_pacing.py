@@ -39,6 +39,18 @@ def test_playout_moves_by_exactly_the_gap() -> None:
     assert playout.played_ns(105 * MS) == 60 * MS, "only sent audio can have been heard"
 
 
+def test_what_was_played_stays_played_while_a_gap_lasts() -> None:
+    """Pinned: speech behind a gap is sent ahead, and until it was heard, as much less of the turn counted as played as the
+    gap was long. Genesys has no marks, so `heard_ms` was too small."""
+    playout = Playout(20 * MS, 100 * MS)
+    playout.start(0)
+    playout.n_sent = 20
+    assert playout.resume_at(700 * MS) == 300 * MS
+    playout.n_sent = 25
+    played = [playout.played_ns(at * MS) // MS for at in (380, 410, 600, 700, 740, 900)]
+    assert played == [380, 400, 400, 400, 440, 500]
+
+
 def test_first_frame_at_once_and_never_further_ahead_than_the_lead() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=100))
     world.say(LONG)
