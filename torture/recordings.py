@@ -40,8 +40,9 @@ def judge_recordings(
     may_be_full: bool,
 ) -> None:
     """Judge and remove all recordings of `folder`, and what the server told of their ends. `may_lack_ends`: a process
-    was killed or could write no more, so recordings may be without their end, or not be there. `no_descriptors`: when
-    the server could open no file. `may_be_full`: the disk is small."""
+    was killed or could write no more, so recordings may be without their end, or not be there, unless the server has
+    told that they are complete. `no_descriptors`: when the server could open no file. `may_be_full`: the disk is
+    small."""
     right: dict[str, bytes] = {}
     lengths_ms: dict[str, int] = {}
     for path in sorted(folder.glob("*.wav")):
@@ -70,8 +71,12 @@ def judge_recordings(
         }  # fmt: skip
         if not is_excused.get(end.reason, end.reason in _COMPLETE):
             tally.violations.append(Violation(v.RECORDINGS, f"a recording ended with {end.reason}", end.call))
+        if end.reason in _COMPLETE and end.file not in lengths_ms:
+            what = f"{end.file} ended with {end.reason}, and is not there"
+            tally.violations.append(Violation(v.RECORDINGS, what, end.call))
+            continue
         length_ms = lengths_ms.get(end.file, 0)
-        if end.reason not in _COMPLETE and length_ms >= 0 and abs(length_ms - end.length_ms) > 1:
+        if length_ms >= 0 and abs(length_ms - end.length_ms) > 1:
             what = f"{end.file} ended with {end.reason} after {end.length_ms} ms, and has {length_ms} ms"
             tally.violations.append(Violation(v.RECORDINGS, what, end.call))
     tally.recording_ends.clear()

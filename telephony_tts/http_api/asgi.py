@@ -30,6 +30,8 @@ from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
 
 _CLOSE_S = 5.0
+_LEFT = (7, 8)
+"""States of a TCP connection in Linux: CLOSE, after a reset, and CLOSE_WAIT, after the client's last byte."""
 
 
 class HttpServer:
@@ -83,7 +85,8 @@ class HttpConnection(H11Protocol):
         self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack, lost: Callable[[], None]
     ) -> None:
         self._is_broken = False
-        super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
+        told = {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken, "client_has_left": self.client_has_left}
+        super().__init__(config, state, told)
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
         self._lost = lost
@@ -91,6 +94,20 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._lost()
+
+    def client_has_left(self) -> bool:
+        """Whether the client has closed the connection, as far as the kernel knows. The event loop learns that one or
+        more rounds later. False where the kernel cannot be asked."""
+        if self.transport.is_closing():
+            return True
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or sock.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            # The state is the first byte of the kernel's `struct tcp_info`.
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
+        except (OSError, ValueError):  # uvloop raises ValueError for a socket that it has closed
+            return False
 
     def cut_off(self, at_once: bool) -> None:
         """End a response that cannot be completed, so that its client sees it. `at_once` drops what it has not read."""

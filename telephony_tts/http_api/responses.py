@@ -274,6 +274,9 @@ class SpeechResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if scope["state"]["client_has_left"]():
+                # It may have sent its request and closed while the event loop was late. Nothing of it is spoken.
+                raise _client_gone()
             async with asyncio.timeout(None) as until_gone:
                 watching = asyncio.ensure_future(_watch(receive, until_gone))
                 try:
@@ -285,7 +288,7 @@ class SpeechResponse(Response):
                 self._log.warning("slow_reader", path=scope["path"], for_s=SLOW_READER_S)
                 scope["state"]["cut_off"](at_once=True)
             elif not self._has_begun:
-                raise ClientGone("the client has closed the connection") from None
+                raise _client_gone() from None
         except TelephonyTTSError as error:
             if not self._has_begun:
                 raise
@@ -312,6 +315,10 @@ class SpeechResponse(Response):
                 await send_in_time({"type": "http.response.body", "body": piece, "more_body": True})
                 piece = await anext(body, None)
             await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _client_gone() -> ClientGone:
+    return ClientGone("the client has closed the connection")
 
 
 async def _watch(receive: Receive, until_gone: asyncio.Timeout) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_S, monotonic_ns, unix_s
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import timeline
-from telephony_tts.recording.recorder import CallRecorder
+from telephony_tts.recording.recorder import Block, CallRecorder
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.recording.tracks import RATE_HZ
 from telephony_tts.recording.writer import DISK_FULL, WRITE_FAILED, RecordingFile, Writer
@@ -24,6 +26,8 @@ _MB = 1_000_000
 _FAILURES = (DISK_FULL, WRITE_FAILED)
 
 _log = logs.get(__name__)
+
+OnWritten = Callable[[RecordingChanged], None]
 
 
 class Recordings:
@@ -42,9 +46,17 @@ class Recordings:
         self._writer.start()
 
     def begin(
-        self, call: str, kind: str, session: Session, log: logs.EventLogger, on_end: Callable[[RecordingChanged], None]
+        self,
+        call: str,
+        kind: str,
+        session: Session,
+        log: logs.EventLogger,
+        on_end: Callable[[], None],
+        on_written: OnWritten,
     ) -> LiveRecording:
-        """Record a call from now on. `on_end` gets the event of its end, whatever the reason. Never raises."""
+        """Record a call from now on. `on_end` is called when nothing more is recorded. `on_written` gets the event of
+        the end, whatever the reason, when the files are whole or have failed: a disk that hangs may delay it without
+        limit. Never raises."""
         assert self._writer is not None
         began_s = unix_s()
         name = folders.name_for(call, began_s)
@@ -52,11 +64,11 @@ class Recordings:
         live = LiveRecording(self._writer, file, CallRecorder(session, monotonic_ns()), self.settings.max_s, log)
         self._live.add(live)
 
-        def ended(event: RecordingChanged) -> None:
+        def ended() -> None:
             self._live.discard(live)
-            on_end(event)
+            on_end()
 
-        live.start(session, ended, call=call, kind=kind, unix_s=round(began_s, 3))
+        live.start(session, ended, on_written, call=call, kind=kind, unix_s=round(began_s, 3))
         return live
 
     async def close(self) -> None:
@@ -78,15 +90,16 @@ class LiveRecording:
         self._writer, self._file, self._recorder, self._log = writer, file, recorder, log
         self._limit = max_s * RATE_HZ
         self._timer: asyncio.TimerHandle | None = None
-        self._on_end: Callable[[RecordingChanged], None] | None = None
+        self._on_end: Callable[[], None] | None = None
+        self._on_written: OnWritten | None = None
         self._session: Session | None = None
         self._hole: int | None = None
         self.playing, self.moved, self.emptied = recorder.playing, recorder.moved, recorder.emptied
         self.peer_is_late = recorder.peer_is_late
 
-    def start(self, session: Session, on_end: Callable[[RecordingChanged], None], **about: object) -> None:
+    def start(self, session: Session, on_end: Callable[[], None], on_written: OnWritten, **about: object) -> None:
         """Listen to the session. `about` goes into the first row."""
-        self._session, self._on_end = session, on_end
+        self._session, self._on_end, self._on_written = session, on_end, on_written
         self._recorder.note(
             "recording", self._recorder.begun_ns, version=timeline.VERSION, wav=self.name, rate_hz=RATE_HZ,
             left="caller", right="heard", **about,
@@ -141,44 +154,44 @@ class LiveRecording:
             self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._tick)
 
     def end(self, reason: str) -> None:
-        """End the recording now. `reason` is one of `metrics.RECORDING_ENDS`. Idempotent. A
-        fault of ours costs the end of the recording, and nothing else."""
-        if self._on_end is None or self._session is None:
+        """Record nothing more. The end is told when the writer is done with the files. `reason` is one of
+        `metrics.RECORDING_ENDS`; that of a failure replaces it. Idempotent. A fault of ours costs the end of the
+        recording, and nothing else."""
+        if self._on_end is None or self._on_written is None or self._session is None:
             return
         on_end, self._on_end = self._on_end, None
         if self._timer is not None:
             self._timer.cancel()
         self._session.listeners.remove(self)
         now_ns = monotonic_ns()
-        end = n_samples = min(self._limit, self._recorder.position(now_ns))
+        end = min(self._limit, self._recorder.position(now_ns))
         if self._file.failure is not None:
-            # What was handed out since then is not in the file.
-            reason, end, n_samples = self._file.failure, self._recorder.done, self._file.n_samples
-        length_ms = n_samples * 1000 // RATE_HZ
-        last = timeline.Row(length_ms, timeline.SERVER, "ended", False, {"reason": reason, "length_ms": length_ms})
+            end = self._recorder.done
+        length_ms = end * 1000 // RATE_HZ
+        last = self._row(end, "ended", reason=reason, length_ms=length_ms)
         try:
             self._recorder.finish(end)
             self._flush(end, last)
         except Exception:
             self._crashed()
-            reason, length_ms = WRITE_FAILED, self._file.n_samples * 1000 // RATE_HZ
-        self._writer.finish(self._file)
+        # Nothing here refers to this recording: behind a disk that hangs, the ends of many calls may wait.
+        written = partial(_written, self._file, reason, self._log, self._on_written)
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the disk was slower than the server's end
+                loop.call_soon_threadsafe(written)
+
+        self._writer.finish(self._file, tell)
         metrics.RECORDINGS_LIVE.dec()
-        metrics.RECORDINGS.labels(reason=reason).inc()
-        if reason in _FAILURES:
-            self._log.warning("recording_ended", file=self._file.name, reason=reason, why=self._file.why)
-        else:
-            self._log.info("recording_ended", file=self._file.name, reason=reason, length_ms=length_ms)
-        on_end(RecordingChanged("ended", self.name, reason, length_ms))
+        on_end()
 
     def _flush(self, until: int, *last: timeline.Row) -> None:
         """Give the writer everything before the position `until`, and then the row `last`."""
         block = self._recorder.take(until)
         block.rows += last
         if self._hole is not None:
-            more = {"end_ms": block.first * 1000 // RATE_HZ}
-            hole = timeline.Row(self._hole * 1000 // RATE_HZ, timeline.SERVER, "hole", False, more)
-            block.rows.insert(0, hole)
+            block.rows.insert(0, self._row(self._hole, "hole", end_ms=block.first * 1000 // RATE_HZ))
         if self._writer.put(self._file, block):
             self._hole = None
             return
@@ -189,4 +202,26 @@ class LiveRecording:
             self._log.warning("recording_has_hole", file=self._file.name, at_ms=block.first * 1000 // RATE_HZ)
         else:
             del block.rows[0]
-        self._recorder.keep_rows(block.rows)
+        if not last:
+            self._recorder.keep_rows(block.rows)
+            return
+        # No block comes any more. The end of the hole and of the recording is so small that it can always wait.
+        rows = [self._row(self._hole, "hole", end_ms=until * 1000 // RATE_HZ), *last]
+        if n_lost := len(block.rows) - len(last):
+            rows.insert(0, self._row(until, "rows_lost", n=n_lost))
+        self._writer.put(self._file, Block(block.first, block.n_samples, [], [], rows), always=True)
+
+    def _row(self, at: int, what: str, **more: object) -> timeline.Row:
+        """A row about the recording itself, at a position."""
+        return timeline.Row(at * 1000 // RATE_HZ, timeline.SERVER, what, False, more)
+
+
+def _written(file: RecordingFile, reason: str, log: logs.EventLogger, on_written: OnWritten) -> None:
+    """The writer is done with a file that was to end for this reason."""
+    reason = file.failure or reason
+    metrics.RECORDINGS.labels(reason=reason).inc()
+    if reason in _FAILURES:
+        log.warning("recording_ended", file=file.name, reason=reason, why=file.why)
+    else:
+        log.info("recording_ended", file=file.name, reason=reason, length_ms=file.length_ms)
+    on_written(RecordingChanged("ended", f"{file.name}.wav", reason, file.length_ms))

@@ -19,6 +19,7 @@ from telephony_tts.recording import folder as folders
 from telephony_tts.recording.recorder import Block
 from telephony_tts.recording.stereo import FRAME_BYTES, HEADER_BYTES, Mixer, header
 from telephony_tts.recording.timeline import line_of
+from telephony_tts.recording.tracks import RATE_HZ
 
 _log = logs.get(__name__)
 _SWEEP_S = 60.0
@@ -46,6 +47,11 @@ class RecordingFile:
         self._mixer = Mixer()
         self._write = os.pwrite
 
+    @property
+    def length_ms(self) -> int:
+        """How long the WAV file is, in milliseconds."""
+        return self.n_samples * 1000 // RATE_HZ
+
     def write(self, block: Block) -> None:
         """Write one block. An OSError becomes the `failure`."""
         if self.failure not in (None, TOO_LARGE):
@@ -59,8 +65,10 @@ class RecordingFile:
             if self.failure == TOO_LARGE or n_bytes > self._max_bytes:
                 if self.failure is None:
                     self.failure, self.why = TOO_LARGE, "the two files have recordings.max_mb"
-                # The last row says why the recording ends.
-                lines = b"".join(line_of(row) for row in block.rows if row.what == "ended")
+                # The last row says why the recording ends, and how long it is. Its author may not know either yet.
+                told = {"reason": TOO_LARGE, "length_ms": self.length_ms}
+                ends = (row for row in block.rows if row.what == "ended")
+                lines = b"".join(line_of(row._replace(ms=self.length_ms, more=told)) for row in ends)
             elif block.n_samples:
                 # A hole before the block stays a hole in the file, which reads as silence.
                 self._put(self._wav, self._mixer.mix(block), HEADER_BYTES + block.first * FRAME_BYTES)
@@ -93,9 +101,10 @@ class RecordingFile:
         try:
             self._wav = folders.create(wav)
             created.append(wav)
+            # Before the timeline is there, which makes it a recording that others may read.
+            self._put(self._wav, header(0), 0)
             self._lines = folders.create(lines)
             created.append(lines)
-            self._put(self._wav, header(0), 0)
         except OSError:
             for path in created:
                 path.unlink(missing_ok=True)
@@ -131,18 +140,19 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, file: RecordingFile, block: Block) -> bool:
-        """Have a block written. False if too much waits already: the block is lost then. Never waits."""
+    def put(self, file: RecordingFile, block: Block, *, always: bool = False) -> bool:
+        """Have a block written. False if too much waits already, unless `always`: the block is lost then. Never
+        waits."""
         n_bytes = block.n_bytes
         with self._lock:
-            if self._waiting + n_bytes > self._queue_bytes:
+            if self._waiting + n_bytes > self._queue_bytes and not always:
                 return False
             self._waiting += n_bytes
         self._queue.put((file, block, None))
         return True
 
     def finish(self, file: RecordingFile, then: Callable[[], None] | None = None) -> None:
-        """Close the file behind its last block. `then` is called in the thread."""
+        """Close the file behind its last block. `then` is called in the thread when that is done, or has failed."""
         self._queue.put((file, None, then))
 
     def stop(self, within_s: float) -> bool:

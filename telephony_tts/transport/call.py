@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
+from weakref import WeakMethod
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
@@ -22,7 +23,7 @@ from telephony_tts.errors import EngineError, ReplicaLost, SoundError, Telephony
 from telephony_tts.experiments.arms import SPEECH, numbers_in
 from telephony_tts.experiments.running import Experiments, RunningArm
 from telephony_tts.keys.key import NO_KEY, CharacterUse, Key
-from telephony_tts.recording.live import LiveRecording, Recordings
+from telephony_tts.recording.live import LiveRecording, OnWritten, Recordings
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize, UnderrunEnded
@@ -48,6 +49,8 @@ _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
 _MOST_LOST = 3
 """So many replicas may be lost with one sentence. Then its turn ends with an error: it may be what kills them."""
+_WRITTEN_WITHIN_S = 0.05
+"""The longest time that the bot's leg stays open for the end of a recording that is being written."""
 _MOST_RECORDINGS = 20
 """The most recordings of one call: a bot in a loop must not fill the folder with small files."""
 
@@ -150,6 +153,11 @@ class Call:
         self.observers: list[CallObserver] = []
         """They get all that both legs say, such as `recording`. They also listen to the session."""
         self._n_recordings = 0
+        self._n_unwritten = 0
+        """How many recordings have ended, and are still being written."""
+        self._all_written = asyncio.Event()
+        self._started_meanwhile: deque[m.RecordingChanged] = deque()
+        """The starts of recordings that the bot is not told before the ends of those before them."""
         self.traceparent: str | None = None
         """The bot's span that turns without one of their own belong to."""
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
@@ -339,7 +347,8 @@ class Call:
         self.finish(code, reason)
 
     def finish(self, code: int, reason: str) -> None:
-        """End the call and both its legs. Idempotent."""
+        """End the call and both its legs. Idempotent. The bot's leg stays open for a moment while a recording is being
+        written, so that the bot can be told of its end."""
         if self._end is not None:
             return
         self._end = (code, reason)
@@ -349,12 +358,20 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for leg in (self.media, self.bot):
-            if leg is not None:
-                leg.end(code, reason)
+        if self.media is not None and self.media is not self.bot:
+            self.media.end(code, reason)
+        if not self._n_unwritten:
+            self._end_bot()
         self._over.set()
         if self.on_over is not None:
             self.on_over()
+
+    def _end_bot(self) -> None:
+        """End the bot's leg, once. What is written later of a recording is told to nobody."""
+        assert self._end is not None
+        if self.bot is not None and self._encode_bot is not None:
+            self._encode_bot = None
+            self.bot.end(*self._end)
 
     def crash(self) -> None:
         """End the call after an internal error, inside an `except` block. Other calls go on."""
@@ -379,10 +396,17 @@ class Call:
                 for run in self._runs.values():
                     run.cancel()
                 self._runs.clear()
+                if self._n_unwritten and self.bot is not None:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_WRITTEN_WITHIN_S):
+                            await self._all_written.wait()
+                    self._end_bot()
+                # Only now: one of them may be the bot's connection.
                 for task in self._side_tasks[:]:
                     task.cancel()
         finally:
             self.finish(1011, "internal error")
+            self._end_bot()
             live.dec()
             assert self._end is not None
             code, reason = self._end
@@ -452,9 +476,15 @@ class Call:
             self._to_bot(m.WarningEvent("recording_unchanged", text))
         elif action == "start" and self.recording is None:
             self._n_recordings += 1
-            self.recording = self.recordings.begin(self.id, self.kind, self.session, self.log, self._recording_ended)
+            self.recording = self.recordings.begin(
+                self.id, self.kind, self.session, self.log, self._recording_ended, _unless_gone(self._recording_written)
+            )
             self.observers.append(self.recording)
-            self._to_bot(m.RecordingChanged("started", self.recording.name))
+            started = m.RecordingChanged("started", self.recording.name)
+            if self._n_unwritten:
+                self._started_meanwhile.append(started)
+            else:
+                self._to_bot(started)
         else:
             state = "not being" if self.recording is None else "already being"
             self._to_bot(m.WarningEvent("recording_unchanged", f"{action}: the call is {state} recorded"))
@@ -470,11 +500,22 @@ class Call:
 
         return end
 
-    def _recording_ended(self, event: m.RecordingChanged) -> None:
+    def _recording_ended(self) -> None:
         assert self.recording is not None
         self.observers.remove(self.recording)
         self.recording = None
+        self._n_unwritten += 1
+        self._all_written.clear()
+
+    def _recording_written(self, event: m.RecordingChanged) -> None:
+        """A recording that has ended is in its files, or has failed. The bot gets one end after the other, and each
+        before the next start."""
         self._to_bot(event)
+        if self._started_meanwhile:
+            self._to_bot(self._started_meanwhile.popleft())
+        self._n_unwritten -= 1
+        if not self._n_unwritten:
+            self._all_written.set()
 
     def _with_known_voice(self, message: m.Configure) -> m.Configure | m.Invalid:
         wanted = self.session.voice if message.voice is None else message.voice or self.session.settings.voice
@@ -832,6 +873,17 @@ class Call:
         now_ns = monotonic_ns()
         if self._runs.get(run.utterance.id, run) is run:
             self._drive(now_ns, self.session.audio_failed, run.utterance.id, error, now_ns)
+
+
+def _unless_gone(tell: OnWritten) -> OnWritten:
+    """Calls a method of a call as long as there is the call. A disk that hangs does not keep calls that are over."""
+    method = WeakMethod(tell)
+
+    def tell_call(event: m.RecordingChanged) -> None:
+        if (found := method()) is not None:
+            found(event)
+
+    return tell_call
 
 
 def _replica_name(engine: str, run: UtteranceRun) -> str:

@@ -7,18 +7,24 @@ from collections.abc import Callable
 
 from telephony_tts import logs
 from telephony_tts.audio.voice_activity import VoiceModel
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.errors import AudioError
+
+_AGAIN_S = 10
+"""How soon after a failure the network is loaded again: the machine may have had no memory or descriptor left."""
 
 _log = logs.get(__name__)
 
 
 class VoiceModelSource:
-    """Loads the network once. `make` makes it and may raise AudioError; the network or the error is kept."""
+    """Loads the network once. `make` makes it and may raise AudioError. The network is kept, and an error for
+    `_AGAIN_S`."""
 
     def __init__(self, make: Callable[[], VoiceModel] = VoiceModel) -> None:
         self._make = make
         self._model: VoiceModel | None = None
         self._error: AudioError | None = None
+        self._failed_ns = 0
         self._is_loading = False
 
     def load(self) -> VoiceModel:
@@ -28,12 +34,15 @@ class VoiceModelSource:
         return self._model
 
     def find(self) -> VoiceModel | None:
-        """The network if it is loaded, else None, and a thread loads it. Raises AudioError if that failed.
+        """The network if it is loaded, else None, and a thread loads it. Raises AudioError if that failed in the last
+        `_AGAIN_S`.
 
         Only for the event loop.
         """
         if self._error is not None:
-            raise AudioError(self._error.message)
+            if monotonic_ns() - self._failed_ns < _AGAIN_S * NS_PER_S:
+                raise AudioError(self._error.message)
+            self._error = None
         if self._model is None and not self._is_loading:
             self._is_loading = True
             asyncio.get_running_loop().run_in_executor(None, self.load).add_done_callback(self._loaded)
@@ -46,7 +55,7 @@ class VoiceModelSource:
         error = loading.exception()
         if error is not None:
             message = error.message if isinstance(error, AudioError) else f"the voice model cannot be made: {error}"
-            self._error = AudioError(message)
+            self._error, self._failed_ns = AudioError(message), monotonic_ns()
             _log.error("voice_model_unavailable", why=message)
 
 

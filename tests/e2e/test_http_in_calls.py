@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import os
+import socket
 import time
 from typing import Any
 
@@ -158,6 +160,33 @@ def test_a_client_that_goes_away_interrupts_its_turn(ends: str) -> None:
             assert (await ask_json(rig.port, "/calls/CA1/v1/audio/speech", openai(TEXT))).status == 200
             await played_to_its_end(phone, [TEXT], n_heard)
             assert_heard(phone, [TEXT], len(phone.played) - len(rendering([TEXT])) // 160)
+
+    run(main)
+
+
+@pytest.mark.parametrize("ends", ["close", "reset"])
+def test_a_request_whose_client_has_left_is_not_begun(ends: str) -> None:
+    """The event loop was late, and finds a request whose client has closed its connection already."""
+
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            body = json.dumps(openai(LONG)).encode()
+            sent = request("POST", "/calls/CA1/v1/audio/speech", body, Content_Type="application/json")
+            async with http_peer(rig.port) as peer:
+                # The connection is there, and a first answer shows that it is served.
+                await peer.send("POST", "/calls/CA1/v1/audio/speech", b"{}", Content_Type="application/json")
+                assert (await peer.answer()).status == 400
+                with socket.socket(fileno=os.dup(peer.writer.get_extra_info("socket").fileno())) as sock:
+                    sock.send(sent)  # the server's loop, which is this one, does not run meanwhile
+                    peer.reset() if ends == "reset" else sock.shutdown(socket.SHUT_RDWR)
+            await asyncio.sleep(0.4)
+            assert not phone.played and rig.engine.spoken == []  # type: ignore[attr-defined]
+            (call,) = rig.server.registry.calls()
+            assert not call.over and not call.session.turns
+            assert (await ask_json(rig.port, "/calls/CA1/v1/audio/speech", openai(TEXT))).status == 200
+            await played_to_its_end(phone, [TEXT])
+            assert_heard(phone, [TEXT])
 
     run(main)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import json
 import os
 import signal
 import stat
+import threading
 import time
 import wave
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,14 +20,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import Rig, greeted, run, serving, tones_in, until
+from rig import Bot, Rig, greeted, run, serving, tones_in, until
 from served import process
+from test_twilio_call import dialled
 from twilio_peer import TwilioPeer, dialling
 
 from telephony_tts import metrics
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
+from telephony_tts.recording import folder as folders
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.transport import call as call_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
@@ -158,6 +165,171 @@ def test_a_call_on_one_socket_has_a_silent_caller_and_the_bot_can_stop_it(tmp_pa
         pcm, _ = read(tmp_path)
         assert not pcm[:, 0].any()
         assert set(letters(pcm[:, 1], "az").strip()) == {"a"}, "what came after the stop is not in it"
+
+    run(main)
+
+
+class SlowFolder:
+    """A folder whose files are created as late as it is told. With `error` they cannot be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, delay_s: float = 0.2, error: OSError | None = None) -> None:
+        self.free = threading.Event()
+        create = folders.create
+
+        def slowly(path: Path) -> int:
+            self.free.wait(delay_s)
+            if error is not None:
+                raise error
+            return create(path)
+
+        monkeypatch.setattr(folders, "create", slowly)
+
+
+START, STOP = ({"type": "record", "action": action} for action in ("start", "stop"))
+
+
+def recordings_told(bot: Bot) -> list[tuple[str, str]]:
+    return [(event["state"], event["file"]) for event in bot.events if event["type"] == "recording"]
+
+
+def test_a_recording_whose_end_is_told_is_there_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as rig, rig.bot() as bot:
+            SlowFolder(monkeypatch)
+            await bot.send(START)
+            await bot.event("recording", state="started")
+            await bot.send(STOP)
+            ended = await bot.event("recording", state="ended")
+            pcm, rows = read(tmp_path)
+            assert ended["reason"] == "stopped" and len(pcm) * 1000 // 8000 == ended["length_ms"]
+            assert (rows[-1]["type"], rows[-1]["reason"]) == ("ended", "stopped")
+
+    run(main)
+
+
+def test_a_recording_that_fails_after_its_end_tells_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bot has stopped it before the writer knows that there is no descriptor."""
+
+    async def main() -> None:
+        before = metrics.value("telephony_tts_recordings_total", reason="write_failed")
+        async with recording(tmp_path) as rig, rig.bot() as bot:
+            SlowFolder(monkeypatch, error=OSError(errno.EMFILE, "too many open files"))
+            await bot.send(START)
+            await bot.event("recording", state="started")
+            await bot.send(STOP)
+            ended = await bot.event("recording", state="ended")
+            assert (ended["reason"], ended["length_ms"]) == ("write_failed", 0)
+        assert metrics.value("telephony_tts_recordings_total", reason="write_failed") == before + 1
+
+    run(main)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_end_comes_before_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as rig, rig.bot() as bot:
+            disk = SlowFolder(monkeypatch, delay_s=10)
+            for message in (START, STOP, START, STOP, START, STOP):
+                await bot.send(message)
+            await bot.send(STOP)
+            assert (await bot.event("warning"))["code"] == "recording_unchanged", "the last one is stopped already"
+            assert [state for state, _ in recordings_told(bot)] == ["started"]
+            disk.free.set()
+            for _ in range(3):
+                await bot.event("recording", state="ended")
+            told = recordings_told(bot)
+            assert [state for state, _ in told] == ["started", "ended"] * 3
+            assert [file for _, file in told[::2]] == [file for _, file in told[1::2]]
+            assert len({file for _, file in told}) == 3
+
+    run(main)
+
+
+@pytest.mark.parametrize("ends", ["stops it and closes", "closes", "hangs up", "crash", "drain"])
+def test_the_end_of_a_recording_is_told_before_the_close(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_module, "_WRITTEN_WITHIN_S", 5)  # the machine that runs this may be busy
+    SlowFolder(monkeypatch, delay_s=0.05)
+
+    async def main() -> None:
+        async with recording(tmp_path) as rig, rig.bot(call="CA1") as bot:
+            async with dialling(TimedPeer, rig.url(MEDIA), "CA1") as peer:
+                await peer.start()
+                await bot.event("call")
+                await bot.send(START)
+                await bot.event("recording", state="started")
+                (call,) = rig.server.registry.calls()
+                if ends == "crash":
+                    call.session.receive = None  # type: ignore[assignment]  # an error of ours
+                if ends == "stops it and closes":
+                    await bot.send(STOP)
+                if ends == "hangs up":
+                    await peer.hang_up()
+                elif ends == "drain":
+                    await rig.server.drain()
+                else:
+                    await bot.send({"type": "close"})
+                await bot.gone()
+            (ended,) = (event for event in bot.events if event.get("state") == "ended")
+            assert ended["reason"] == ("stopped" if ends == "stops it and closes" else "call_ended")
+            assert bot.closed is not None and bot.closed[0] == {"crash": 1011, "drain": 1001}.get(ends, 1000)
+            pcm, rows = read(tmp_path)
+            assert len(pcm) * 1000 // 8000 == ended["length_ms"] and rows[-1]["type"] == "ended"
+
+    run(main)
+
+
+def test_a_bot_that_was_dialled_is_told_before_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is a task of the call, and all of those end with the call."""
+    monkeypatch.setattr(call_module, "_WRITTEN_WITHIN_S", 5)
+    SlowFolder(monkeypatch, delay_s=0.05)
+
+    async def main() -> None:
+        recordings = Recordings(RecordingSettings(folder=str(tmp_path)))
+        recordings.open()
+        try:
+            async with dialled() as (rig, bot, _):
+                (call,) = rig.server.registry.calls()
+                call.recordings = recordings
+                await bot.send(START)
+                await bot.event("recording", state="started")
+                await bot.send({"type": "close"})
+                await bot.gone()
+                assert [state for state, _ in recordings_told(bot)] == ["started", "ended"]
+                assert bot.closed == (1000, "closed")
+        finally:
+            await recordings.close()
+
+    run(main)
+
+
+def test_a_call_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes without the end of its recording, and only the last block of the recording waits for the disk."""
+
+    async def main() -> None:
+        before = metrics.value("telephony_tts_recordings_total", reason="call_ended")
+        disk = SlowFolder(monkeypatch, delay_s=30)
+        async with recording(tmp_path, calls="all") as rig:
+            async with rig.bot(audio="binary") as bot:
+                (call,) = rig.server.registry.calls()
+                await bot.event("recording", state="started")
+                begin_s = time.monotonic()
+                await bot.send({"type": "close"})
+                await bot.gone()
+                assert time.monotonic() - begin_s < 0.5
+            assert [state for state, _ in recordings_told(bot)] == ["started"], "it is not known yet how it ends"
+            await rig.empty()
+            left = weakref.ref(call)
+            del call
+            gc.collect()
+            assert left() is None, "the call's memory is free"
+            disk.free.set()
+            await until(
+                lambda: metrics.value("telephony_tts_recordings_total", reason="call_ended") == before + 1, "the end"
+            )
+            pcm, rows = read(tmp_path)
+            assert rows[-1]["type"] == "ended" and len(pcm) * 1000 // 8000 == rows[-1]["length_ms"]
 
     run(main)
 

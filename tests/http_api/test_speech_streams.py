@@ -103,7 +103,8 @@ async def _rounds_to_first_audio(app: ASGIApp, path: str, body: bytes) -> int:
     headers = [(b"host", b"x"), (b"content-type", b"application/json")]
     scope: Scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "root_path": "", "server": ("127.0.0.1", 8080), "headers": headers, "state": {"is_broken": lambda: False},
+        "root_path": "", "server": ("127.0.0.1", 8080), "headers": headers,
+        "state": {"is_broken": lambda: False, "client_has_left": lambda: False},
     }  # fmt: skip
     asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     over = asyncio.Event()

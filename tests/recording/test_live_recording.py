@@ -45,7 +45,7 @@ def recorded(
         try:
             async with asyncio.timeout(20):
                 def begin(session: Session = session) -> LiveRecording:
-                    return recordings.begin("c1", "stream", session, LOG, ended.append)
+                    return recordings.begin("c1", "stream", session, LOG, lambda: None, ended.append)
 
                 await main(begin, ended)
         finally:
@@ -59,6 +59,7 @@ def recorded(
 def test_a_call_of_no_length_is_a_recording_of_no_length(tmp_path: Path) -> None:
     async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
         begin().end("call_ended")
+        await until(lambda: ended, "the end")
         assert [event.reason for event in ended] == ["call_ended"] and (ended[0].length_ms or 0) < 50
 
     before = metrics.value("telephony_tts_recorded_bytes_total")
@@ -78,8 +79,10 @@ def test_an_end_comes_once_and_nothing_listens_any_more(tmp_path: Path) -> None:
         assert session.listeners == [live] and metrics.value("telephony_tts_recordings_live") == before + 1
         live.end("stopped")
         live.end("call_ended")
-        assert [event.reason for event in ended] == ["stopped"] and session.listeners == []
-        assert metrics.value("telephony_tts_recordings_live") == before
+        assert session.listeners == [] and metrics.value("telephony_tts_recordings_live") == before
+        await until(lambda: ended, "the end")
+        await asyncio.sleep(0.05)
+        assert [event.reason for event in ended] == ["stopped"]
 
     recorded(tmp_path, main)
 
@@ -189,9 +192,47 @@ def test_a_recording_without_a_file_has_failed_also_if_it_is_ended_soon(
         live = begin()
         await until(lambda: live._file.failure is not None, "the failure")
         live.end(reason)
+        await until(lambda: ended, "the end")
         assert [(event.reason, event.length_ms) for event in ended] == [("write_failed", 0)]
 
     assert recorded(tmp_path, main) == [] and not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_too_slow_to_the_end_leaves_a_hole_and_an_end(tmp_path: Path) -> None:
+    """The queue is full when the recording ends: its last seconds are lost, and the timeline says so."""
+
+    async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
+        live = begin()
+        await until(lambda: live._file._lines >= 0, "the files")
+        live._writer._queue_bytes = 0
+        live.received(m.Say("lost", "t1"), monotonic_ns())
+        await asyncio.sleep(0.05)
+        live.end("stopped")
+        await until(lambda: ended, "the end")
+        with wave.open(str(tmp_path / live.name), "rb") as file:
+            assert 50 <= file.getnframes() * 1000 // 8000 == ended[0].length_ms
+
+    rows = recorded(tmp_path, main)
+    assert [row["type"] for row in rows] == ["recording", "rows_lost", "hole", "ended"]
+    assert rows[2]["end_ms"] == rows[3]["length_ms"] >= 50 and rows[3]["reason"] == "stopped"
+
+
+def test_a_recording_that_is_too_large_at_its_end_says_so_everywhere(tmp_path: Path) -> None:
+    """Its last block did not fit, which is known when the bot has stopped it already."""
+
+    async def main(begin: Begin, ended: list[m.RecordingChanged]) -> None:
+        live = begin()
+        await until(lambda: live._file._lines >= 0, "the files")
+        live._file._max_bytes = 1000
+        await asyncio.sleep(0.1)
+        live.end("stopped")
+        await until(lambda: ended, "the end")
+        assert ended[0].reason == "max_mb"
+        with wave.open(str(tmp_path / live.name), "rb") as file:
+            assert file.getnframes() * 1000 // 8000 == ended[0].length_ms
+
+    last = recorded(tmp_path, main)[-1]
+    assert (last["type"], last["reason"]) == ("ended", "max_mb") and last["ms"] == last["length_ms"] < 50
 
 
 def test_a_fault_of_ours_ends_the_recording_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +283,9 @@ def test_a_fault_at_any_time_ends_the_recording_and_nothing_else(
         if method == "take":
             await until(lambda: ended, "the end")
         live.end("call_ended")
-        assert [event.reason for event in ended] == ["write_failed"]
         assert metrics.value("telephony_tts_recordings_live") == before
+        await until(lambda: ended, "the end")
+        assert [event.reason for event in ended] == ["write_failed"]
 
     recorded(tmp_path, main)
 

@@ -108,6 +108,22 @@ def test_blocks_become_samples_and_holes_become_silence(tmp_path: Path) -> None:
     assert [row["ms"] for row in rows] == [0, 2000]
 
 
+def test_a_timeline_that_is_there_has_a_wav_file_with_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console lists a recording by its timeline, and may open it before the first block is written."""
+    create, sizes = folders.create, []
+
+    def seen(path: Path) -> int:
+        if path.suffix == ".jsonl":
+            sizes.append(path.with_suffix(".wav").stat().st_size)
+        return create(path)
+
+    monkeypatch.setattr(folders, "create", seen)
+    file = a_file(tmp_path)
+    file.write(block(0))
+    file.close()
+    assert sizes == [len(header(0))]
+
+
 def test_after_every_block_the_file_can_be_read(tmp_path: Path) -> None:
     """As a server that is killed leaves it."""
     file = a_file(tmp_path)

@@ -11,20 +11,20 @@ import pytest
 
 from torture import violations as v
 from torture.recordings import RATE_HZ, Recorded, judge_recordings
-from torture.violations import Stops, Tally
+from torture.violations import RecordingEnd, Stops, Tally
 
 FILE = "call.wav"
 HEARD = np.array([0, 5, -1, 900, -1, -7, 12, 0], "<i2")
 
 
-def judged(folder: Path, sent: list[int]) -> Tally:
+def judged(folder: Path, sent: list[int], tally: Tally | None = None) -> Tally:
     """A recording of `HEARD`, beside which `sent` went to the telephone."""
     with wave.open(str(folder / FILE), "wb") as file:
         file.setparams((2, 2, RATE_HZ, 0, "NONE", ""))
         file.writeframes(np.stack([np.zeros_like(HEARD), HEARD], axis=1).tobytes())
     rows = [{"type": "recording"}, {"type": "ended", "reason": "stopped", "length_ms": len(HEARD) * 1000 // RATE_HZ}]
     (folder / "call.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    tally = Tally()
+    tally = tally or Tally()
     samples = np.array(sent, "<i2").tobytes()
     judge_recordings(
         folder, [Recorded(3, FILE, samples, ["what was sent"])], tally,
@@ -36,6 +36,14 @@ def judged(folder: Path, sent: list[int]) -> Tally:
 @pytest.mark.parametrize("sent", [[5, -1, 900, -1], [5, 0, 900, 0, -7]])
 def test_a_jambonz_gets_zero_for_minus_one_and_the_recording_keeps_it(tmp_path: Path, sent: list[int]) -> None:
     assert judged(tmp_path, sent).violations == [] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("length_ms", "is_right"), [(1, True), (40, False)])
+def test_a_complete_recording_is_as_long_as_it_is_told(length_ms: int, is_right: bool, tmp_path: Path) -> None:
+    tally = Tally(recording_ends=[RecordingEnd(FILE, "stopped", length_ms, 0, 1, 3)])
+    found = judged(tmp_path, [5, -1], tally).violations
+    wrong = f"{FILE} ended with stopped after 40 ms, and has 1 ms"
+    assert [each.what for each in found] == ([] if is_right else [wrong])
 
 
 @pytest.mark.parametrize("sent", [[5, -1, 901], [5, 900], [900, -2, -7], [5, -1, 900, -1, -7, 12, 0, 0]])

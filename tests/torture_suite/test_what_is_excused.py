@@ -287,7 +287,7 @@ def ended(reason: str, length_ms: int, begin_ms: int = 0, end_ms: int = 3000) ->
         (ended("write_failed", 0, 0, 900), "write_failed"),
         (ended("write_failed", 2000), "after 2000 ms, and has 0 ms"),
         (ended("disk_full", 0), "disk_full"),
-        (ended("call_ended", 2000), ""),
+        (ended("call_ended", 0), "ended with call_ended, and is not there"),
         (ended("max_s", 0), "max_s"),
     ],
 )

@@ -82,8 +82,9 @@ def test_a_loop_of_starts_and_stops_makes_no_more_than_20_recordings(tmp_path: P
         for _ in range(25):
             call.receive(m.Record("start"))
             call.receive(m.Record("stop"))
+        await until(lambda: len(leg.got(m.RecordingChanged)) == 40, "the last end")
         warnings = leg.got(m.WarningEvent)
-        assert len(leg.got(m.RecordingChanged)) == 40 and {w.code for w in warnings} == {"recording_unchanged"}
+        assert {w.code for w in warnings} == {"recording_unchanged"}
         assert warnings[0].message == "start: the call has had 20 recordings, which is the most"
 
     rows = on_a_call(tmp_path, act, FakeEngine(), calls="asked")
@@ -98,6 +99,7 @@ def test_a_recording_that_cannot_end_keeps_no_leg_open(tmp_path: Path) -> None:
         assert call.recording is not None
         call.recording._recorder.take = broken  # type: ignore[method-assign,assignment]
         call.finish(1000, "over")
+        await until(lambda: leg.ended, "the end of the leg")
         assert set(leg.ended) == {(1000, "over")}
         assert [event.reason for event in leg.got(m.RecordingChanged)] == [None, "write_failed"]
 

@@ -13,7 +13,7 @@ from stage import READY, RecordingLeg, new_call, run, until
 from telephony_tts import app, config
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.errors import AudioError, ConfigError
-from telephony_tts.transport import stream_leg
+from telephony_tts.transport import stream_leg, voice_model
 from telephony_tts.transport.voice_model import VoiceModelSource
 from telephony_tts.wire import messages as m
 
@@ -41,7 +41,7 @@ def test_the_model_is_made_once_in_a_thread_and_does_not_block_the_loop() -> Non
 
 
 @pytest.mark.parametrize("error", [AudioError("no such file"), MemoryError("no such file")])
-def test_a_failure_is_kept_and_reported_to_each_call(error: Exception) -> None:
+def test_a_failure_is_kept_for_a_while_and_reported_to_each_call(error: Exception) -> None:
     n_made = 0
 
     def make() -> VoiceModel:
@@ -59,6 +59,38 @@ def test_a_failure_is_kept_and_reported_to_each_call(error: Exception) -> None:
         source = VoiceModelSource(make)
         await until(lambda: failed(source), "the failure")
         assert failed(source) and n_made == 1
+
+    run(main)
+
+
+def test_a_network_that_could_not_be_loaded_once_is_loaded_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without a free descriptor for a moment must not be deaf until it is started again."""
+    clock_s, faults = [1000.0], [MemoryError("no memory"), AudioError("no descriptor")]
+    monkeypatch.setattr(voice_model, "monotonic_ns", lambda: int(clock_s[0] * 1e9))
+    n_made = 0
+
+    def make() -> Any:
+        nonlocal n_made
+        n_made += 1
+        if faults:
+            raise faults.pop(0)
+        return "the model"
+
+    def found(source: VoiceModelSource) -> Any:
+        try:
+            return source.find()
+        except AudioError as error:
+            return error.message
+
+    async def main() -> None:
+        source = VoiceModelSource(make)
+        for message in ("no memory", "no descriptor"):
+            await until(lambda message=message: message in str(found(source)), message)
+            clock_s[0] += 9
+            assert message in found(source), "not tried for each frame of each call"
+            clock_s[0] += 2
+        await until(lambda: found(source) == "the model", "the model")
+        assert n_made == 3
 
     run(main)
 
