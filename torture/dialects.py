@@ -57,8 +57,8 @@ class Lateness:
         return round(self._delay_ms * MS)
 
     def stretch(self) -> float:
-        """How much longer than its length the next frame is played. A slow clock stops to fall behind where the platform
-        is as late as it may be: under a sound that goes on, its buffer is never empty."""
+        """How much longer than its length the next frame is played. A slow clock falls no further behind when the
+        platform is as late as it may be: under a sound that goes on, its buffer is never empty."""
         slower_ms = self._drift * PTIME_MS
         if slower_ms > self._left_ms:
             return 1.0

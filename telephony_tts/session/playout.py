@@ -15,7 +15,8 @@ class Playout:
     """The schedule of one turn. `frames_per_bulk` frames are sent at once, and the last of them is `lead_ns` ahead."""
 
     __slots__ = (
-        "began_ns", "first_lead_ns", "frames_per_bulk", "gap_ns", "lead_ns", "n_before_gap", "n_sent", "ptime_ns", "t0_ns",
+        "began_ns", "first_lead_ns", "frames_per_bulk", "gap_ns", "lead_ns", "n_before_gap", "n_sent", "ptime_ns",
+        "t0_ns",
     )  # fmt: skip
 
     def __init__(self, ptime_ns: int, lead_ns: int, frames_per_bulk: int = 1) -> None:

@@ -347,9 +347,10 @@ class Sender:
         self._begin_anew(heard_samples, now_ns)
 
     def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:
-        """Send nothing until `release`. The peer's buffer was emptied. Each turn goes on from its sample of `places`,
-        if it has sent more than that."""
+        """Send nothing until `release`. The peer's buffer was emptied, if it had frames of a turn. Each turn goes on
+        from its sample of `places`, if it has sent more than that."""
         self.is_held = True
+        was_emptied = any(turn.playout.n_sent for turn in places)
         for turn, place in places.items():
             if place < turn.n_sent_samples:
                 turn.take_back(place // turn.frame_samples)
@@ -358,7 +359,8 @@ class Sender:
                 # All that was sent was heard. The schedule must not go on meanwhile.
                 turn.playout.stop(turn.playout.n_sent)
                 turn.in_gap = turn.gap_is_underrun = False
-        self._begin_anew(heard_samples, now_ns)
+        if was_emptied:
+            self._begin_anew(heard_samples, now_ns)
         for turn, heard in heard_samples.items():
             turn.heard_samples, turn.anchor = max(turn.heard_samples, heard), None
 

@@ -108,6 +108,25 @@ def test_a_peer_that_begins_a_turn_again_has_to_say_so_again() -> None:
     assert (cleared.heard_ms, cleared.heard_text, cleared.basis) == (paused.heard_ms, "", "marks")
 
 
+def test_a_pause_with_nothing_to_hear_leaves_what_the_peer_has() -> None:
+    """Pinned: no clear is sent then, and the peer still plays the silence that filled up a message. Speech behind the
+    pause counted as heard at once."""
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=0))
+    world.session.attach_media(world.now_ns, marks=False, clears=True)
+    world.say("One.", "a")  # 250 ms
+    world.run(235)
+    world.session.padded(300, world.now_ns)
+    world.run(100)
+    world.say(TEXT, "b")
+    world.send(m.PauseSpeech())
+    world.send(m.ResumeSpeech())
+    assert not [effect for effect in world.log if isinstance(effect, m.MediaClear)]
+    world.run(400)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.turn, cleared.heard_text) == ("b", "One") and 150 <= cleared.heard_ms <= 200
+
+
 def test_what_a_leg_still_holds_is_not_heard() -> None:
     """Pinned: a leg that sends longer messages than frames holds the rest, and the clock counted it."""
     held = [0]

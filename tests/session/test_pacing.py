@@ -40,8 +40,8 @@ def test_playout_moves_by_exactly_the_gap() -> None:
 
 
 def test_what_was_played_stays_played_while_a_gap_lasts() -> None:
-    """Pinned: speech behind a gap is sent ahead, and until it was heard, as much less of the turn counted as played as the
-    gap was long. Genesys has no marks, so `heard_ms` was too small."""
+    """Pinned: speech behind a gap is sent ahead. Until it was heard, too little of the turn counted as played, by the
+    length of the gap. Genesys has no marks, so `heard_ms` was too small."""
     playout = Playout(20 * MS, 100 * MS)
     playout.start(0)
     playout.n_sent = 20
