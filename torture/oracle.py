@@ -776,7 +776,8 @@ class NativeOracle:
             earliest_ns = asked_ns
         elif turn.interruptions:
             earliest_ns = turn.interruptions[0].heard_ns
-        error_ns = max(0, earliest_ns - heard_ns, heard_ns - latest_ns)
+        # The server rounds down to whole milliseconds.
+        error_ns = max(0, earliest_ns - heard_ns - (MS - 1), heard_ns - latest_ns)
         tolerance_ns = self._tolerance_ns(turn)
         what = (
             f"{turn.id}: heard_ms {event['heard_ms']}, the player played {earliest_ns / MS:.0f} to "
