@@ -86,7 +86,8 @@ class Playhead:
             return None
         turn, mark = found
         self._peer_has_reported = True
-        turn.anchor = (mark.sample, now_ns)
+        if turn.anchor is None or turn.anchor[0] <= mark.sample:  # the mark of a first frame is sent before all others
+            turn.anchor = (mark.sample, now_ns)
         self._end(turn, mark, MarkState.PLAYED)
         late = self._lateness(turn, mark.sample, now_ns)
         if late is not None and turn.playout.t0_ns is not None:

@@ -108,6 +108,17 @@ def test_a_peer_that_begins_a_turn_again_has_to_say_so_again() -> None:
     assert (cleared.heard_ms, cleared.heard_text, cleared.basis) == (paused.heard_ms, "", "marks")
 
 
+def test_the_place_in_tones_is_exact() -> None:
+    """Pinned: tones have a mark of ours at their beginning, which is sent behind that of their first frame. When it came
+    back, the place was set back by a frame."""
+    world = late_world(300)
+    world.send(m.SendDtmf("123456789"))
+    world.run(800)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_ms, cleared.basis) == (500, "marks")
+
+
 def test_a_pause_with_nothing_to_hear_leaves_what_the_peer_has() -> None:
     """Pinned: no clear is sent then, and the peer still plays the silence that filled up a message. Speech behind the
     pause counted as heard at once."""
