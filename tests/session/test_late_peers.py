@@ -109,9 +109,9 @@ def test_a_peer_that_begins_a_turn_again_has_to_say_so_again() -> None:
 
 
 def test_the_place_in_tones_is_exact() -> None:
-    """Pinned: tones have a mark of ours at their beginning, which is sent behind that of their first frame. When it came
-    back, the place was set back by a frame."""
-    world = late_world(300)
+    """Pinned: the mark at which the platform sends its tones is sent behind that of the first frame. When it came back,
+    the place was set back by a frame."""
+    world = World(SessionSettings(first_clause_chars=0), peer=True, peer_dtmf=True, peer_delay_ms=300)
     world.send(m.SendDtmf("123456789"))
     world.run(800)
     world.send(m.Clear())
