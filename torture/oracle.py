@@ -729,7 +729,8 @@ class NativeOracle:
             turn.n_moves += 1
 
     def _live_begun(self) -> list[TurnTrack]:
-        return [turn for turn in self.turns.values() if turn.is_live and turn.started_ns is not None]
+        """The turns of which the telephone side has audio. Its frames may be read before the bot's `started`."""
+        return [turn for turn in self.turns.values() if turn.is_live and (turn.started_ns is not None or turn.n_frames)]
 
     # ---------------------------------------------------------------- heard text
 

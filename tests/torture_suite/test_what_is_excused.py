@@ -98,6 +98,24 @@ def test_tones_may_come_before_the_event_that_tells_of_them() -> None:
     assert call.found(2000) == []
 
 
+def test_frames_that_were_dropped_before_the_bot_read_of_its_turn_are_not_heard() -> None:
+    """The bot reads nothing for some time, in which the turn is paused twice."""
+    call = Watched()
+    call.sends(0, {"type": "say", "turn": "b1", "text": "ddd"}, "d")
+    call.hears(1, "d", 10)
+    for _ in range(2):
+        call.sends(2, {"type": "pause"})
+        call.sends(2, {"type": "resume"})
+    for at_ms in (3, 5):
+        call.oracle.media_clear(round((1000 + at_ms) * MS))
+        call.hears(at_ms + 1, "d", 10)
+    paused = {"type": "paused", "turn": "b1", "heard_text": "", "heard_ms": 1, "basis": "marks", "reason": "bot"}
+    resumed = {"type": "resumed", "turn": "b1", "from_ms": 0}
+    for event in (paused, resumed, {"type": "started", "turn": "b1"}, paused, resumed):
+        call.gets(140, event)
+    assert call.found(200) == []
+
+
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_frames_and_events_that_were_read_late_come_in_any_order(is_stopped: bool) -> None:
     """The torture itself stood still for a second: tones of that time are taken for the speech behind them, and all of
