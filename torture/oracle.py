@@ -878,7 +878,9 @@ class NativeOracle:
     def _speech_since_ns(self, now_ns: int) -> int | None:
         """Since when the caller has heard speech that goes on for some time yet. None if that is not so, or if a
         platform that plays late makes it uncertain."""
-        left_ns = self.player.end_ns - now_ns
+        # The end may be silence that has filled up a message.
+        padding_ns = max((turn.slack_ns for turn in self._live_begun()), default=0)
+        left_ns = self.player.end_ns - now_ns - padding_ns
         if self._is_paused or self.is_lossy or self.player.delay_ns > CROSS_NS or left_ns < _SURELY_HEARD_NS:
             return None
         begun = [turn.started_ns for turn in self._live_begun() if turn.started_ns is not None]
