@@ -51,7 +51,8 @@ class Runner:
         self._n_used = 0
 
     def run(self, rounds: Iterable[Round], end_s: float) -> Outcome:
-        """Run rounds until the time is over or there are no more."""
+        """Run rounds until the time is over, there are no more, or Ctrl-C comes. A round that is broken off does not
+        count."""
         try:
             for whole in rounds:
                 if time.monotonic() > end_s:
@@ -61,6 +62,8 @@ class Runner:
                 if found:
                     self.outcome.failed.append((whole, found))
                     self._tell(found)
+        except KeyboardInterrupt:
+            self._say("interrupted; what the rounds before found:")
         finally:
             last = self._end_life()
             if last:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+
+import pytest
 
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.native import NativeCodec
+from torture import violations as v
 from torture.grammar import invalid
 from torture.histories import Fault, Round, make_round
-from torture.runner import to_json
+from torture.runner import Runner, to_json
 from torture.shrinking import shrink
+from torture.violations import Violation
 
 
 def test_a_round_is_decided_by_its_seed_and_number() -> None:
@@ -53,3 +58,19 @@ def test_each_message_of_the_grammar_is_refused() -> None:
         assert isinstance(message, Invalid), payload
         codes.add(message.code)
     assert codes == {"bad_json", "bad_utf8", "unknown_type", "bad_field", "binary_not_expected"}
+
+
+def test_ctrl_c_ends_a_run_and_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Violation(v.CLOCK, "too early")
+    results = iter([[found], KeyboardInterrupt()])
+
+    def one(_runner: Runner, _whole: Round) -> list[Violation]:
+        result = next(results)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(Runner, "_one", one)
+    rounds = [make_round(1, n, shape="one", n_calls=1) for n in range(3)]
+    outcome = Runner(say=lambda _: None).run(rounds, time.monotonic() + 60)
+    assert [(whole.number, what) for whole, what in outcome.failed] == [(0, [found])]
