@@ -153,7 +153,7 @@ class FreeSwitchCall:
         self._player.forget_files()
 
     def lost_touch(self) -> None:
-        """The event socket is connected again. Events in between were missed, perhaps that the server ended the call."""
+        """The event socket is connected again. Events in between were missed, perhaps the end of the call."""
         if self._over.done():
             return
         self._player.lost_touch(self._clock())
