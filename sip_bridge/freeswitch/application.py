@@ -126,8 +126,7 @@ class FreeSwitchApplication:
         found = await asyncio.to_thread(speech_files.leftovers, folder, unix_s() - _LEFTOVER_S)
         for uuid, paths in found.items():
             if uuid not in self._calls and await connection.ask(f"api uuid_exists {uuid}") == "false":
-                for path in paths:
-                    speech_files.remove(path)
+                await asyncio.to_thread(speech_files.remove_all, paths)
                 _log.info("leftover_files_removed", call=uuid, n=len(paths))
 
     def api(self, command: str, then: OnReply | None = None) -> None:

@@ -24,6 +24,9 @@ _log = logs.get(__name__)
 
 _DIGITS = "0123456789*#ABCD"
 
+_ANSWER_S = 5.0
+"""How long the server may take to answer `again`. If the call ended while the event socket was lost, nobody answers."""
+
 
 class SwitchCommands(Protocol):
     """Commands to FreeSWITCH, which runs them in order. Without a connection they are dropped, `then` with them."""
@@ -49,6 +52,7 @@ class FreeSwitchCall:
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._player = FilePlayer(self)
         self._timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
         self._asked_ns: int | None = None
         self._stopped_ns: int | None = None
         self._digit_limit = DigitLimit()
@@ -75,6 +79,7 @@ class FreeSwitchCall:
         self._over.set_result(reason)
         if self._timer is not None:
             self._timer.cancel()
+        self._stop_waiting()
         if self._hangs_up and reason != "hangup":
             self._orders.api(f"uuid_kill {self.uuid} NORMAL_CLEARING")
         self._player.forget_files()  # the module removes files too, unless FreeSWITCH is killed
@@ -87,6 +92,7 @@ class FreeSwitchCall:
 
     def file(self, body: str) -> None:
         """The module has written a file of speech."""
+        self._stop_waiting()
         said = _object(body)
         number, path = _number(said.get("id")), said.get("file")
         if number is None or not isinstance(path, str) or not speech_files.is_speech_file(path, self.uuid):
@@ -97,6 +103,7 @@ class FreeSwitchCall:
 
     def told(self, data: dict[str, object]) -> None:
         """A message of the server to the bridge."""
+        self._stop_waiting()
         what = data.get("tts")
         if what == "hello":
             self._player.greeted(_number(data.get("next")) or 1, self._clock())
@@ -142,12 +149,17 @@ class FreeSwitchCall:
 
     def socket_lost(self) -> None:
         """The event socket is lost. The server will send the unheard speech again, so the files are removed."""
+        self._stop_waiting()
         self._player.forget_files()
 
     def lost_touch(self) -> None:
-        """The event socket is connected again. Events in between were missed."""
+        """The event socket is connected again. Events in between were missed, perhaps the end of the call."""
+        if self._over.done():
+            return
         self._player.lost_touch(self._clock())
         self._arm()
+        self._stop_waiting()
+        self._answer_timer = self._loop.call_later(_ANSWER_S, self._server_is_silent)
 
     # ------------------------------------------------- actions of the player
 
@@ -175,6 +187,16 @@ class FreeSwitchCall:
             speech_files.remove(path)
 
     # ----------------------------------------------------------------- details
+
+    def _stop_waiting(self) -> None:
+        """Wait for the server's answer no longer."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    def _server_is_silent(self) -> None:
+        self.log.warning("server_lost", why=f"no answer within {_ANSWER_S:g} s after the event socket was lost")
+        self.end("server_lost")
 
     def _answered(self, path: str, reply: str) -> None:
         if reply.startswith("-ERR"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 _FOLDER = re.compile(r"/(?:[A-Za-z0-9_.-]+/)*", re.ASCII)
@@ -42,6 +43,12 @@ def remove(path: str) -> None:
     """Remove one file. Errors are ignored: the file may be gone, on another machine, or another user's."""
     with suppress(OSError):
         os.unlink(path)
+
+
+def remove_all(paths: Iterable[str]) -> None:
+    """Remove files as `remove` does. This blocks on the disk: call it in a thread."""
+    for path in paths:
+        remove(path)
 
 
 def leftovers(folder: str, before_s: float) -> dict[str, list[str]]:

@@ -23,6 +23,9 @@ class RunningArm:
     arm: Arm
     of_others: Callable[[], Iterable[Mapping[str, Mapping[str, float]]]] = lambda: ()
     is_on: bool = True
+    is_over: bool = False
+    """Its experiment has changed or is over. Calls that are still in it count for nothing: a changed experiment has the
+    same series."""
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
     def __post_init__(self) -> None:
@@ -42,11 +45,14 @@ class RunningArm:
         return f"{self.experiment.name}/{self.arm.name}"
 
     def turn_started(self, first_audio_ms: float) -> None:
-        self._first_audio_ms.observe(first_audio_ms)
+        if not self.is_over:
+            self._first_audio_ms.observe(first_audio_ms)
 
     def call_ended(self, call: CallSums) -> None:
         """Add a call, and turn the arm off if a stop rule says so. The arm `control` has the server's own settings, so
         it stays on."""
+        if self.is_over:
+            return
         for name, amount in call.terms().items():
             self.sums[name] += amount
             self._counters[name].inc(amount)
@@ -68,7 +74,7 @@ class RunningArm:
         return found
 
     def remove_series(self) -> None:
-        """The experiment is over. Calls that are still in it count for nothing."""
+        """The experiment is not in the file any more."""
         labels = self.experiment.name, self.arm.name
         for name in SUMS:
             metrics.EXPERIMENT_SUMS.remove(*labels, name)
@@ -102,6 +108,7 @@ class Experiments:
                     self._arms[name] = before.pop(name)
         kept_series = {(each.name, arm.name) for each in self._experiments for arm in each.arms}
         for name, old in before.items():
+            old.is_over = True
             if name not in kept_series:
                 old.remove_series()
         for experiment in self._experiments:

@@ -237,6 +237,8 @@ class FreeSwitchLeg(MediaLeg):
     def take(self, call: Call, message: m.FromMedia) -> None:
         if not isinstance(message, m.MediaPlayback):
             super().take(call, message)
+        elif message.state == "again" and not self._files:
+            self.connection.send_now(*self._codec.hello(self._next))  # without an answer the call counts as over
         elif message.state == "again":
             self._send_again("the other side asks for it")
         elif self._has(message.file):

@@ -135,6 +135,25 @@ def test_an_arm_that_is_off_stays_off_until_its_experiment_changes() -> None:
     experiments.replace(())
 
 
+def test_calls_of_an_experiment_that_has_changed_count_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned: they counted in the new arm's series, and their stop rule showed the new arm as off."""
+    experiments = Experiments([half("changed", StopRules(30, errors=0.1))])
+    call = call_in(experiments, "anna")
+    old = chosen(experiments, call)
+    old.call_ended(FAILING)
+    experiments.replace([half("changed", StopRules(30, errors=0.1), voice="ben")])
+    for _ in range(40):
+        old.turn_started(100.0)
+        old.call_ended(FAILING)
+    new = chosen(experiments, call)
+    assert new.arm.voice == "ben" and sample(new, "arm_on") == 1 and lines(caplog, "arm_stopped") == []
+    assert sample(new, sum="calls") == 1 and sample(new, "first_audio_ms_count") == 0
+    new.turn_started(100.0)
+    new.call_ended(FAILING)
+    assert sample(new, sum="calls") == 2 and sample(new, "first_audio_ms_count") == 1
+    experiments.replace(())
+
+
 def test_the_series_of_an_experiment_that_is_over_go_and_its_calls_go_on() -> None:
     experiments = Experiments([half("over"), half("stays")])
     arm = chosen(experiments, call_in(experiments, "anna"))

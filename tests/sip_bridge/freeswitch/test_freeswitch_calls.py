@@ -219,6 +219,24 @@ def test_a_lost_event_socket_loses_no_speech(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_lost_event_socket_ends_no_call_in_which_nobody_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says that it still has the call, though it has nothing to send again."""
+    monkeypatch.setattr("sip_bridge.freeswitch.call._ANSWER_S", 0.5)
+
+    async def main() -> None:
+        async with lined(tmp_path) as line:
+            line.switch.drop_connections()
+            await until(lambda: line.channel.reports == [{"esl": "again"}], "asking the server again")
+            await asyncio.sleep(0.8)
+            assert line.channel.is_up
+            await line.bot.send(json.dumps({"type": "say", "text": "Good bye.", "turn": "a"}))
+            await event(line.bot, "done")
+
+    run(main)
+
+
 def test_a_restarted_bridge_loses_no_sentence_and_reports_true_marks(tmp_path: Path) -> None:
     """`kill -9` while the first sentence plays; three seconds later a new process finds the live call."""
     sentences = [

@@ -11,6 +11,7 @@ from freeswitch_rig import UUID, assert_told, bridged, said, speech, together
 from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
 from sip_bridge import metrics
+from sip_bridge.freeswitch import call
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,53 @@ def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
             switch.speech(newer, 1, speech(3, 1))
             await assert_told(newer, ("playing", "1"), ("played", "1"))
             assert (await get(rig.http_port, "/readyz"))[0] == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("module", ["mod_audio_stream", "mod_audio_fork"])
+def test_a_call_that_the_server_ends_while_the_event_socket_is_lost_is_hung_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Pinned: the caller stayed on a silent line, because nobody had heard the end."""
+    monkeypatch.setattr(call, "_ANSWER_S", 0.3)
+
+    async def main() -> None:
+        ended = EndReasons()
+        async with together(tmp_path) as (switch, rig):
+            channel = switch.call(UUID, module)
+            switch.word(channel, tts="hello")
+            await until(lambda: rig.bridge.n_calls == 1, "the call")
+            await switch.close_socket()
+            await until(lambda: rig.bridge._why_not_ready() is not None, "the loss")
+            switch.word(channel, tts="hangup")
+            switch.left(channel, 1011)
+            await switch.open_socket()
+            await until(lambda: not channel.is_up, "the hang-up", within_s=12)
+            assert ended.counts == {"server_lost": 1} and said(channel) == [("again",)]
+
+    run(main)
+
+
+@pytest.mark.parametrize("answer", ["word", "file"])
+def test_a_call_whose_server_answers_after_the_event_socket_was_lost_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr(call, "_ANSWER_S", 0.3)
+
+    async def main() -> None:
+        async with together(tmp_path) as (switch, rig):
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            await until(lambda: rig.bridge.n_calls == 1, "the call")
+            switch.drop_connections()
+            await until(lambda: said(channel) == [("again",)], "asking the server again")
+            if answer == "word":
+                switch.word(channel, tts="hello")
+            else:
+                switch.speech(channel, 1, speech(3, 1))
+            await asyncio.sleep(0.6)
+            assert rig.bridge.n_calls == 1 and channel.is_up
 
     run(main)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid as uuids
 from pathlib import Path
 
@@ -95,6 +96,27 @@ def test_files_of_ended_calls_are_removed_when_the_bridge_starts(tmp_path: Path,
             assert remove_files or all(path.exists() for path in gone)
             assert all(path.exists() for path in kept)
             assert (tmp_path / f"{over}_7.tmp.r8").is_dir() and (tmp_path / f"{over}_8.tmp.r8").is_symlink()
+
+    run(main)
+
+
+def test_leftovers_are_removed_while_calls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: thousands of them were removed on the event loop, which stopped all calls meanwhile."""
+    on_loop: list[bool] = []
+    remove = speech_files.remove
+
+    def watched(path: str) -> None:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        remove(path)
+
+    monkeypatch.setattr(speech_files, "remove", watched)
+
+    async def main() -> None:
+        over = str(uuids.uuid4())
+        paths = [left_in(tmp_path, f"{over}_{n}.tmp.r8") for n in range(5)]
+        async with StandinFreeSwitch(tmp_path).running() as switch, bridged(switch):
+            await until(lambda: not any(path.exists() for path in paths), "the removal")
+        assert on_loop == [False] * 5
 
     run(main)
 
