@@ -205,6 +205,8 @@ class VoiceService:
                 if self._engine.find_voice(PROMPT_MARK + name) is None:
                     await self._read_prompt(name)
                 return PROMPT_MARK + name
+            making = self._making.get(name)  # another request may have begun it meanwhile
+        if making is None:
             self._check_room()
             making = self._begin(self._make_prompt(name, audio, transcript))
             self._making[name] = making
