@@ -60,6 +60,8 @@ class LexiconFiles:
         self.shelf: dict[str, Lexicon] = {}
         self._files = {name: Path(file) for name, file in files.items()}
         self._seen: dict[str, object] = {}
+        self._unreadable: dict[str, tuple[object, str]] = {}
+        """The state of each file that could not be read the last time, and the reason, which the log has said."""
         self._saving = threading.Lock()
         problems = []
         for name, path in self._files.items():
@@ -73,20 +75,29 @@ class LexiconFiles:
 
     def reload(self) -> None:
         """Read the files that changed. A lexicon whose file cannot be used stays as it is, with one line in the log.
+        A file that cannot be read is tried again each time. One with a mistake is not: to parse it takes long.
 
         May take a second for a large file. Thread-safe towards readers of `shelf`.
         """
         for name, path in self._files.items():
             state = file_state(path)
             if state == self._seen[name]:
+                self._unreadable.pop(name, None)
                 continue
-            self._seen[name] = state
             try:
                 lexicon = load(path)
             except ConfigError as error:
+                if not isinstance(error.__cause__, OSError):
+                    self._seen[name] = state
+                elif self._unreadable.get(name) == (state, error.message):
+                    continue
+                else:
+                    self._unreadable[name] = state, error.message
                 metrics.LEXICON_RELOADS.labels(outcome="failed").inc()
                 _log.warning("lexicon_kept", lexicon=name, why=error.message)
                 continue
+            self._seen[name] = state
+            self._unreadable.pop(name, None)
             self.shelf[name] = lexicon
             metrics.LEXICON_RELOADS.labels(outcome="loaded").inc()
             _log.info("lexicon_loaded", lexicon=name, entries=lexicon.n_entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts import metrics
+from telephony_tts import lexicon_files, metrics
 from telephony_tts.errors import ConfigError
 from telephony_tts.lexicon_files import (
     MAX_FILE_BYTES,
     MAX_PROBLEMS,
+    LexiconFile,
     LexiconFiles,
     compiled,
     load,
@@ -224,6 +226,50 @@ def test_the_last_good_lexicon_stays_with_one_line_in_the_log(
     write(file, "SQL: squeal")
     files.reload()
     assert read("SQL", files.shelf["l"]) == "squeal"
+
+
+def test_a_file_that_could_not_be_read_is_tried_again_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file itself stays as it is meanwhile, for example when its permissions are mended."""
+    file = tmp_path / "l.yaml"
+    write(file, "SQL: sequel")
+    files = LexiconFiles({"l": str(file)})
+    write(file, "SQL: squeal")
+    before = reloads("failed")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        for _ in range(3):
+            files.reload()
+    (line,) = lines(caplog, "lexicon_kept")
+    assert "Permission denied" in line["why"] and reloads("failed") == before + 1
+    assert read("SQL", files.shelf["l"]) == "sequel"
+    files.reload()
+    assert read("SQL", files.shelf["l"]) == "squeal"
+
+
+def test_a_file_with_a_mistake_is_not_parsed_again_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one would take CPU from the calls each time."""
+    file = tmp_path / "l.yaml"
+    write(file, "SQL: sequel")
+    files = LexiconFiles({"l": str(file)})
+    write(file, "SQL: [")
+    parsed = []
+
+    def counted(text: str, source: str) -> LexiconFile:
+        parsed.append(source)
+        return parse(text, source)
+
+    monkeypatch.setattr(lexicon_files, "parse", counted)
+    for _ in range(3):
+        files.reload()
+    assert len(parsed) == 1
 
 
 def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:

@@ -53,6 +53,31 @@ def test_a_broken_file_changes_nothing_and_is_told_once(tmp_path: Path, caplog: 
     assert watched.reload() == 2
 
 
+def test_a_file_is_used_as_soon_as_a_cause_outside_of_it_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file itself stays as it is, for example when its permissions are mended."""
+    path = tmp_path / "n"
+    path.write_text("1")
+    why = [""]
+
+    def read(path: Path) -> int:
+        if why[-1]:
+            raise ConfigError(why[-1])
+        return number_in(path)
+
+    watched = WatchedFile("keys", path, read)
+    before = reloads("failed")
+    path.write_text("20")
+    for each in ("no permission", "no permission", "no disk", "no disk"):
+        why.append(each)
+        assert watched.reload() is None and watched.content == 1
+    assert [line["why"] for line in lines(caplog, "file_kept")] == ["no permission", "no disk"]
+    assert reloads("failed") == before + 2
+    why.append("")
+    assert watched.reload() == 20 and watched.content == 20 and watched.reload() is None
+
+
 def test_a_file_that_is_broken_from_the_beginning_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no number"):
         WatchedFile("keys", tmp_path / "gone", number_in)

@@ -91,6 +91,8 @@ class VoiceService:
         """When each prompt was last used, as a count; those that are not here were used before this process began."""
         self._making: dict[str, asyncio.Task[None]] = {}
         """The prompts that are being made."""
+        self._going: frozenset[str] = frozenset()
+        """The prompts that are removed when the one that is being made is stored: a new request must not use them."""
         self._prompt_turn = asyncio.Lock()
         """Held while a prompt is made, because what must go for it depends on those that are there."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -200,11 +202,13 @@ class VoiceService:
         name = await asyncio.to_thread(_hash, audio, transcript)
         making = self._making.get(name)
         if making is None:
-            if await asyncio.to_thread(self._prompts.has, name):
+            if await asyncio.to_thread(self._prompts.has, name) and name not in self._going:
                 self._use(name)
                 if self._engine.find_voice(PROMPT_MARK + name) is None:
                     await self._read_prompt(name)
                 return PROMPT_MARK + name
+            making = self._making.get(name)  # another request may have begun it meanwhile
+        if making is None:
             self._check_room()
             making = self._begin(self._make_prompt(name, audio, transcript))
             self._making[name] = making
@@ -223,18 +227,26 @@ class VoiceService:
 
     async def _make_prompt(self, name: str, audio: bytes, transcript: str) -> None:
         async with self._prompt_turn:
-            there = await asyncio.to_thread(self._prompts.stamps)
-            oldest = sorted(there, key=lambda each: (self._used.get(each, 0), there[each].changed_ns))
-            gone = oldest[: max(0, len(oldest) - self._n_prompts + 1)]
-            room = tuple(map(self._prompts.path, gone))
-            made_by = self._made_by
+            # It may be there: it was to go for another one, which was refused.
+            if not await asyncio.to_thread(self._prompts.has, name):
+                await self._store_prompt(name, audio, transcript)
+            self._use(name)
+        await self._read_prompt(name)
+
+    async def _store_prompt(self, name: str, audio: bytes, transcript: str) -> None:
+        there = await asyncio.to_thread(self._prompts.stamps)
+        oldest = sorted(there, key=lambda each: (self._used.get(each, 0), there[each].changed_ns))
+        self._going = frozenset(oldest[: max(0, len(oldest) - self._n_prompts + 1)])
+        room = tuple(map(self._prompts.path, self._going))
+        made_by = self._made_by
+        try:
             await self._maker.make(
                 MakeVoice(name, audio, transcript, self._model_dir, self._prompts.directory, True, made_by, room)
             )
-            for each in gone:
+            for each in self._going:
                 self._used.pop(each, None)
-            self._use(name)
-        await self._read_prompt(name)
+        finally:
+            self._going = frozenset()
 
     async def _read_prompt(self, name: str) -> None:
         await self._engine.read_voices()

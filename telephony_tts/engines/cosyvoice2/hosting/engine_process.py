@@ -47,12 +47,13 @@ class _Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._file = connection.makefile("rb")
-        self._out: SimpleQueue[Message | None] = SimpleQueue()
+        self._out: SimpleQueue[Message | bytes | None] = SimpleQueue()
         # A lane sends with the core's lock held, so a slow parent must not block it.
         self._writer = threading.Thread(target=self._write, name="cosyvoice2-send", daemon=True)
         self._writer.start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message | bytes) -> None:
+        """`message`: one that can be pickled for sure, or what `packed` made of it."""
         self._out.put(message)
 
     def receive(self) -> Any:
@@ -73,7 +74,7 @@ class _Channel:
     def _write(self) -> None:
         try:
             while (message := self._out.get()) is not None:
-                self._connection.sendall(packed(message))
+                self._connection.sendall(message if isinstance(message, bytes) else packed(message))
         except OSError:
             os._exit(0)  # the parent is gone, and a loading process does not read the socket
 
@@ -84,7 +85,25 @@ class _ParentLogHandler(logging.handlers.QueueHandler):
         self._channel = channel
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._channel.send(LogMessage(record))
+        try:
+            data = packed(LogMessage(record))
+        except Exception:  # a library may log any object
+            fields = vars(record)
+            for name, value in fields.items():
+                if isinstance(value, dict):
+                    value = {key: _sendable(item) for key, item in value.items()}
+                fields[name] = _sendable(value)
+            data = packed(LogMessage(record))
+        self._channel.send(data)
+
+
+def _sendable(value: object) -> object:
+    """`value`, or the name of its type if it cannot be pickled."""
+    try:
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return value
 
 
 def main(fd: int) -> None:

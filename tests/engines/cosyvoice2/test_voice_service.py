@@ -1,0 +1,120 @@
+"""Prompts that are asked for at the same time. What makes them here writes files without a model, when it may."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from telephony_tts.engines.api import Voice
+from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
+from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKER_ONNX, TOKENS_ONNX
+from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
+from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.errors import AudioError
+
+REFUSED = b"no speech"
+
+
+class Maker:
+    """Takes the place of `VoiceMaker`."""
+
+    def __init__(self) -> None:
+        self.made: list[bytes] = []
+        self.may_store = asyncio.Event()
+        self.may_store.set()
+        self.has_begun = asyncio.Event()
+
+    async def make(self, job: MakeVoice, tell: object = None) -> None:
+        self.has_begun.set()
+        await self.may_store.wait()
+        if job.audio == REFUSED:
+            raise AudioError("no speech was found")
+        for path in job.makes_room:
+            path.unlink(missing_ok=True)
+        VoiceFolder(job.directory).put(job.name, job.audio)
+        self.made.append(job.audio)
+
+    async def close(self) -> None:
+        pass
+
+
+class Reader:
+    """Takes the place of the engine: it has read each voice whose file is there."""
+
+    def __init__(self, prompts: VoiceFolder) -> None:
+        self._prompts = prompts
+        self.voices: tuple[Voice, ...] = ()
+
+    def find_voice(self, name: str) -> Voice | None:
+        is_there = self._prompts.has(name.removeprefix(PROMPT_MARK))
+        return Voice(name, "cosyvoice2", (), 0) if is_there else None
+
+    async def read_voices(self) -> None:
+        pass
+
+
+class Rig:
+    def __init__(self, folder: Path, n_prompts: int) -> None:
+        model_dir = folder / "model"
+        model_dir.mkdir()
+        for graph in (SPEAKER_ONNX, TOKENS_ONNX):
+            (model_dir / graph).touch()
+        self.prompts = VoiceFolder(folder / PROMPTS_FOLDER)
+        self.maker = Maker()
+        self.service = VoiceService(
+            Reader(self.prompts), model_dir, folder, str.strip, n_prompts=n_prompts, maker=cast(Any, self.maker)
+        )
+
+    async def prompt(self, audio: bytes) -> str:
+        return await self.service.prompt(audio, "Hello.")
+
+    def is_there(self, prompt: str) -> bool:
+        return self.prompts.has(prompt.removeprefix(PROMPT_MARK))
+
+
+def test_one_recording_in_many_first_requests_is_made_once(tmp_path: Path) -> None:
+    """None of them is told that the server is busy: all wait for one making."""
+
+    async def run() -> None:
+        rig = Rig(tmp_path, n_prompts=4)
+        names = await asyncio.gather(*(rig.prompt(b"a") for _ in range(12)))
+        assert len(set(names)) == 1 and rig.is_there(names[0]) and rig.maker.made == [b"a"]
+        await rig.service.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("recording", "made"), [(b"c", [b"a", b"b", b"c", b"a"]), (REFUSED, [b"a", b"b"])], ids=["stored", "refused"]
+)
+def test_a_prompt_that_another_one_replaces_meanwhile_is_there_for_its_request(
+    recording: bytes, made: list[bytes], tmp_path: Path
+) -> None:
+    """The store is full, so the oldest prompt goes when the new one is stored. A request for the oldest one that comes
+    before that gets its voice all the same. It is made anew only if it is gone."""
+
+    async def run() -> None:
+        rig = Rig(tmp_path, n_prompts=2)
+        oldest, _ = await rig.prompt(b"a"), await rig.prompt(b"b")
+        rig.maker.may_store.clear()
+        rig.maker.has_begun.clear()
+        new = asyncio.create_task(rig.prompt(recording))
+        await rig.maker.has_begun.wait()
+        again = asyncio.create_task(rig.prompt(b"a"))
+        await asyncio.wait((again,), timeout=0.2)
+        rig.maker.may_store.set()
+        await asyncio.wait((new, again))
+        assert await again == oldest and rig.is_there(oldest)
+        if recording == REFUSED:
+            with pytest.raises(AudioError):
+                await new
+        else:
+            assert rig.is_there(await new)
+        assert rig.maker.made == made and len(rig.prompts.names()) == 2
+        await rig.service.close()
+
+    asyncio.run(run())
