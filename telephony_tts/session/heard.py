@@ -65,7 +65,7 @@ def boundary_sample(turn: Turn, position: int) -> int:
 
 
 def tones_end(turn: Turn, position: int) -> int:
-    """The sample at which the last tones end that are in the audio and were heard by `position`. 0 if there are none."""
+    """The sample at which the last tones in the audio end that were heard by `position`. 0 if there are none."""
     return max(
         (
             part.end_sample for part in turn.parts
