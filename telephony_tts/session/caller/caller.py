@@ -211,6 +211,7 @@ class Caller:
         """A frame was sent that the caller hears at `heard_ns`."""
         if self.listens and self._media is not None:
             self._plays(payload, heard_ns)
+            self._gate.forget_heard(now_ns)  # no audio may come from the caller
             return
         while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
             self._sent.popleft()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from world import World
 
 from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeInSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings
 
 MS = 1_000_000
 WINDOW_MS = 32
@@ -115,3 +116,17 @@ def test_in_our_silence_the_noise_floor_counts_and_line_noise_raises_it() -> Non
     for n in range(301, 400):
         gate.opens(-10.0, n * 32 * MS)
     assert gate.opens(-27.0, 400 * 32 * MS), "a caller is detected in any noise"
+
+
+@pytest.mark.parametrize("lead_ms", [200, 2000])
+def test_a_call_without_audio_from_the_caller_keeps_only_speech_that_may_still_echo(lead_ms: int) -> None:
+    settings = SessionSettings(first_clause_chars=0, barge_in=BargeInSettings(enabled=True), lead_ms=lead_ms)
+    world = World(settings, peer=True, voice_model=lambda: None)
+    world.say("a" * 1200 + ".", "a")
+    world.run(10_000)
+    n_early = len(world.session.caller._gate._played)
+    world.run(40_000)
+    assert n_early == pytest.approx(len(world.session.caller._gate._played), abs=2)
+    kept = [heard_ns for heard_ns, _ in world.session.caller._gate._played]
+    assert kept[0] <= world.now_ns - 3000 * MS, "a peer may report that it plays 3 s late"
+    assert world.now_ns + (lead_ms - 100) * MS <= kept[-1], "the engine gives 100 ms at a time"
