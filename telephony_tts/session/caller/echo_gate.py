@@ -8,7 +8,9 @@ delay is known, the window must be louder than the loudest possible echo of anyt
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +137,10 @@ class EchoGate:
         end_ns = now_ns - self.late_ns + _N_EARLY * _SLOT_NS
         levels = [_SILENCE_DBOV] * (_N_SLOTS + 2 * _N_AROUND)
         self.forget_heard(now_ns)
-        for heard_ns, level_dbov in reversed(self._played):
+        # A peer may have a minute of speech that is not due yet.
+        n_due = bisect_right(self._played, end_ns + _N_AROUND * _SLOT_NS, key=itemgetter(0))
+        for n in range(n_due - 1, -1, -1):
+            heard_ns, level_dbov = self._played[n]
             slot = (end_ns - heard_ns) // _SLOT_NS + _N_AROUND
             if slot >= len(levels):
                 break
