@@ -64,6 +64,18 @@ def boundary_sample(turn: Turn, position: int) -> int:
     return position
 
 
+def tones_end(turn: Turn, position: int) -> int:
+    """The sample at which the last tones in the audio end that were heard by `position`. 0 if there are none."""
+    return max(
+        (
+            part.end_sample for part in turn.parts
+            if isinstance(part.insert, Digits) and not part.insert.by_message
+            and part.end_sample is not None and part.end_sample <= position
+        ),
+        default=0,
+    )  # fmt: skip
+
+
 def mark_sample(turn: Turn, offset: int, n_inserts: int = 0) -> int | None:
     """The sample by which all text before `offset` and the first `n_inserts` inserts are heard. None while that is not
     known."""

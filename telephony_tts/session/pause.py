@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from telephony_tts.session.caller.caller import Caller
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.heard import boundary_sample, heard_offset, is_in_insert
+from telephony_tts.session.heard import boundary_sample, heard_offset, is_in_insert, tones_end
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.settings import BargeInSettings
@@ -74,11 +74,12 @@ class SpeechPause:
         self._out.append(Paused(first.id, first.source[:offset], offset, heard_at_ms, basis, reason))
 
     def _place(self, turn: Turn, heard: int) -> int:
-        """The sample from which a turn goes on."""
+        """The sample from which a turn goes on. Tones that were heard are not repeated: a receiver would take them for
+        more keys."""
         if heard >= turn.n_sent_samples and turn.sent_all:
             return turn.n_sent_samples  # heard to its end
         step_back = 0 if is_in_insert(turn, heard) else self.settings.step_back_ms * turn.settings.rate_hz // 1000
-        return max(0, boundary_sample(turn, heard) - step_back)
+        return max(boundary_sample(turn, heard) - step_back, tones_end(turn, heard))
 
     def end(self) -> None:
         """Speech goes on."""

@@ -116,6 +116,41 @@ def test_marks_tell_when_the_tones_are_over() -> None:
     assert at_ms[1] - at_ms[0] == pytest.approx(600, abs=10)
 
 
+@pytest.mark.parametrize("peer", [False, True])
+@pytest.mark.parametrize("timings", [False, True])
+@pytest.mark.parametrize("into_ms", [0, 5, 400])
+def test_a_step_back_after_a_pause_dials_no_tone_again(peer: bool, timings: bool, into_ms: int) -> None:
+    line = world(peer=peer, timings=timings)
+    line.send(m.Configure(step_back_ms=1000))
+    line.send(m.Text("One two three. ", "a"))
+    line.send(m.SendDtmf("59"))
+    line.send(m.Text("Four five six seven eight nine ten eleven twelve.", "a", True))
+    tones_end_ms = 14 * 20 + 400
+    line.run(tones_end_ms + into_ms)
+    line.send(m.PauseSpeech())
+    line.run(500)
+    line.send(m.ResumeSpeech())
+    line.run(5000)
+    assert digits(line) == "59"
+    (resumed,) = line.of(m.Resumed)
+    assert resumed.from_ms == pytest.approx(tones_end_ms, abs=20), "all the speech behind the tones comes again"
+    assert [done.turn for done in line.of(m.Done)] == ["a"]
+
+
+def test_a_step_back_after_a_pause_goes_over_silence_in_which_the_platform_sent_tones() -> None:
+    line = platform()
+    line.send(m.Configure(step_back_ms=1000))
+    line.send(m.Text("One two three. ", "a"))
+    line.send(m.SendDtmf("59"))
+    line.send(m.Text("Four five six seven eight nine ten eleven twelve.", "a", True))
+    line.run(14 * 20 + 500 + 300)
+    line.send(m.PauseSpeech())
+    line.send(m.ResumeSpeech())
+    line.run(5000)
+    assert line.of(m.Resumed)[0].from_ms < 14 * 20
+    assert line.of(m.MediaTones) == [m.MediaTones("59", 100, 100)], "it is not asked for them again"
+
+
 def test_the_length_of_tones_can_be_set() -> None:
     line = world(on_ms=250, off_ms=60)
     line.send(m.SendDtmf("12"))

@@ -138,7 +138,8 @@ class Caller:
                 self._start_listening()
                 self.is_on = True
                 self._note_listens()
-                self._spurt.is_speaking = False  # the bot was not told of speech that goes on
+                if self._spurt.is_speaking:
+                    self._tell(Change.BEGAN)  # the bot was not told of speech that goes on
         if message.caller_silent_ms is not None:
             if message.caller_silent_ms and self._why_deaf:
                 self._warn("caller_silent_unavailable", self._why_deaf)
@@ -180,7 +181,6 @@ class Caller:
 
     def _stop_barge_in(self) -> None:
         if self._spurt.is_speaking:
-            self._spurt.is_speaking = False
             self._tell(Change.ENDED)
         self.is_on = self._is_due = False
         self._stop_listening_if_off()
@@ -188,7 +188,7 @@ class Caller:
     def _stop_listening_if_off(self) -> None:
         self._note_listens()
         if not self.listens:
-            self._spurt.is_speaking = False
+            self._spurt.forget()
             self._activity = None
 
     def _unavailable(self, why: str) -> None:
@@ -211,6 +211,7 @@ class Caller:
         """A frame was sent that the caller hears at `heard_ns`."""
         if self.listens and self._media is not None:
             self._plays(payload, heard_ns)
+            self._gate.forget_heard(now_ns)  # no audio may come from the caller
             return
         while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
             self._sent.popleft()
@@ -349,7 +350,7 @@ class Caller:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether the caller speaks, as the bot was told."""
+        """Whether the caller speaks. With barge-in on, the bot was told."""
         return self._spurt.is_speaking
 
     @property

@@ -8,7 +8,9 @@ delay is known, the window must be louder than the loudest possible echo of anyt
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +66,12 @@ class EchoGate:
     def playing(self, heard_ns: int, level_dbov: float) -> None:
         """At most 20 ms of speech were sent. They are heard at `heard_ns`."""
         self._played.append((heard_ns, level_dbov))
+
+    def forget_heard(self, now_ns: int) -> None:
+        """Drop speech that was heard so long ago that no echo of it can come, however late the peer plays."""
+        oldest_ns = now_ns - _MOST_LATE_NS - _N_SLOTS * _SLOT_NS
+        while self._played and self._played[0][0] < oldest_ns:
+            self._played.popleft()
 
     def emptied(self, now_ns: int) -> None:
         """The peer's buffer was emptied: speech that was not heard yet never will be."""
@@ -128,11 +136,11 @@ class EchoGate:
         """The level of our speech by how long ago it played: the loudest of each slot and its neighbours."""
         end_ns = now_ns - self.late_ns + _N_EARLY * _SLOT_NS
         levels = [_SILENCE_DBOV] * (_N_SLOTS + 2 * _N_AROUND)
-        played = self._played
-        oldest_ns = now_ns - _MOST_LATE_NS - _N_SLOTS * _SLOT_NS
-        while played and played[0][0] < oldest_ns:
-            played.popleft()
-        for heard_ns, level_dbov in reversed(played):
+        self.forget_heard(now_ns)
+        # A peer may have a minute of speech that is not due yet.
+        n_due = bisect_right(self._played, end_ns + _N_AROUND * _SLOT_NS, key=itemgetter(0))
+        for n in range(n_due - 1, -1, -1):
+            heard_ns, level_dbov = self._played[n]
             slot = (end_ns - heard_ns) // _SLOT_NS + _N_AROUND
             if slot >= len(levels):
                 break

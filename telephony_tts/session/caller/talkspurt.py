@@ -38,6 +38,12 @@ class TalkSpurt:
         """Whether there was voice just now that is too short so far to count as speech."""
         return not self.is_speaking and self._voiced_ms > 0
 
+    def forget(self) -> None:
+        """Nobody listens from now on. What is heard after that does not continue what was heard before."""
+        self.is_speaking = False
+        self._voiced_ms = 0.0
+        self._missed_ms = 0
+
     def missed(self, n_ms: int, at_ms: int) -> None:
         """`n_ms` of the caller's audio are missing near `at_ms`. Next to voice they count as voice."""
         self._missed_ms, self._missed_until_ms = n_ms, at_ms + _MISSED_NEAR_MS

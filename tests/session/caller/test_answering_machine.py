@@ -143,3 +143,29 @@ def test_it_works_beside_barge_in() -> None:
     hear(world, rest(300), noise(1000), rest(700), tone(400), rest(700))
     assert [event.cause for event in told(world)] == ["beep"]
     assert world.of(m.CallerSpeech)[0].state == "speaking"
+
+
+def test_speech_long_before_it_is_turned_on_is_no_greeting() -> None:
+    settings = SessionSettings(first_clause_chars=0, barge_in=BargeInSettings(enabled=True, hold_off_ms=0))
+    world = World(settings, peer=True, voice_model=by_level)
+    hear(world, rest(300), noise(3000))
+    world.send(m.Configure(barge_in="off"))
+    hear(world, rest(60_000))
+    world.send(m.Configure(answering_machine="on"))
+    hear(world, rest(1000))
+    assert told(world) == []
+    hear(world, noise(3000))
+    assert [event.cause for event in told(world)] == ["greeting"]
+
+
+def test_a_greeting_is_told_if_barge_in_is_turned_off_and_on_during_it() -> None:
+    settings = SessionSettings(
+        first_clause_chars=0, caller=MACHINE, barge_in=BargeInSettings(enabled=True, hold_off_ms=0)
+    )
+    world = World(settings, peer=True, voice_model=by_level)
+    hear(world, rest(300), noise(1000))
+    world.send(m.Configure(barge_in="off"))
+    hear(world, rest(160), noise(600), rest(160))
+    world.send(m.Configure(barge_in="on"))
+    hear(world, noise(1200))
+    assert [event.cause for event in told(world)] == ["greeting"]

@@ -230,6 +230,37 @@ def test_barge_in_can_be_turned_on_while_the_caller_speaks() -> None:
     assert told(world), "it still listens"
 
 
+@pytest.mark.parametrize("after_ms", [0, 60_000])
+@pytest.mark.parametrize("sends_silence", [True, False])
+def test_speech_in_which_barge_in_is_turned_off_interrupts_nothing_later(after_ms: int, sends_silence: bool) -> None:
+    """Whether or not the server goes on listening."""
+    world = line(after_ms, barge_in=BargeInSettings(enabled=True, hold_off_ms=0))
+    listen(world, 600, VOICE)
+    world.send(m.Configure(barge_in="off"))
+    listen(world, 10_000, QUIET if sends_silence else None)
+    world.say("a" * 200 + ".", "a")
+    listen(world, 2000, QUIET if sends_silence else None)
+    world.send(m.Configure(barge_in="on"))
+    listen(world, 2000, QUIET)
+    assert [event.state for event in world.of(m.CallerSpeech)] == ["speaking", "silent"]
+    assert not world.of(m.Cleared)
+    listen(world, 600, VOICE)
+    assert [cleared.reason for cleared in world.of(m.Cleared)] == ["barge_in"]
+
+
+def test_speech_in_which_barge_in_is_turned_on_interrupts_nothing_after_its_end() -> None:
+    """The peer sends nothing while the caller is silent."""
+    world = line(60_000, barge_in=BargeInSettings(enabled=False, hold_off_ms=0))
+    listen(world, 600, VOICE)
+    world.send(m.Configure(barge_in="on"))
+    listen(world, 10_000)
+    world.say("a" * 200 + ".", "a")
+    listen(world, 2000)
+    listen(world, 2000, QUIET)
+    assert [event.state for event in world.of(m.CallerSpeech)] == ["speaking", "silent"]
+    assert not world.of(m.Cleared)
+
+
 def test_a_server_without_a_detector_says_so() -> None:
     world = line(0, voice_model=None)
     world.send(m.Configure(caller_silent_ms=1000))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import numpy as np
 import pytest
+from world import World
 
 from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeInSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings
 
 MS = 1_000_000
 WINDOW_MS = 32
@@ -115,3 +119,49 @@ def test_in_our_silence_the_noise_floor_counts_and_line_noise_raises_it() -> Non
     for n in range(301, 400):
         gate.opens(-10.0, n * 32 * MS)
     assert gate.opens(-27.0, 400 * 32 * MS), "a caller is detected in any noise"
+
+
+@pytest.mark.parametrize("lead_ms", [200, 2000])
+def test_a_call_without_audio_from_the_caller_keeps_only_speech_that_may_still_echo(lead_ms: int) -> None:
+    settings = SessionSettings(first_clause_chars=0, barge_in=BargeInSettings(enabled=True), lead_ms=lead_ms)
+    world = World(settings, peer=True, voice_model=lambda: None)
+    world.say("a" * 1200 + ".", "a")
+    world.run(10_000)
+    n_early = len(world.session.caller._gate._played)
+    world.run(40_000)
+    assert n_early == pytest.approx(len(world.session.caller._gate._played), abs=2)
+    kept = [heard_ns for heard_ns, _ in world.session.caller._gate._played]
+    assert kept[0] <= world.now_ns - 3000 * MS, "a peer may report that it plays 3 s late"
+    assert world.now_ns + (lead_ms - 100) * MS <= kept[-1], "the engine gives 100 ms at a time"
+
+
+class CountedDeque(deque[tuple[int, float]]):
+    """Counts how many of its entries are read."""
+
+    n_read = 0
+
+    def __getitem__(self, n: Any) -> Any:
+        self.n_read += 1
+        return super().__getitem__(n)
+
+    def __reversed__(self) -> Any:
+        for n in range(len(self) - 1, -1, -1):
+            yield self[n]
+
+    def __iter__(self) -> Any:
+        for n in range(len(self)):
+            yield self[n]
+
+
+def test_a_window_costs_no_more_if_a_minute_of_speech_was_sent_ahead() -> None:
+    n_read, opened = {}, {}
+    for n_ahead in (10, 3000):
+        gate = EchoGate(-45.0)
+        gate._played = played = CountedDeque()
+        for n, level in enumerate(our_levels(300 + n_ahead)):
+            gate.playing((n - 300) * 20 * MS, level)
+        opened[n_ahead] = [gate.opens(-30.0 + n, n * 10 * MS) for n in range(20)]
+        n_read[n_ahead] = played.n_read
+    assert n_read[3000] <= 1.5 * n_read[10]
+    assert True in opened[10] and False in opened[10]
+    assert opened[3000] == opened[10]
