@@ -93,7 +93,11 @@ class SoundStore:
         if _is_url(name):
             threads = self._fetchers = self._fetchers or DaemonPool(_N_THREADS, "sound addresses")
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, self._load, name, rate_hz)
+            try:
+                work = asyncio.get_running_loop().run_in_executor(threads, self._load, name, rate_hz)
+            except RuntimeError as error:  # no thread could be started
+                raise SoundError(f"sound {_shown(name)!r} cannot be read now: {error}") from error
+            return await work
         finally:
             del self._loading[name, rate_hz]
 
@@ -130,7 +134,7 @@ class SoundStore:
         try:
             if version[3] == -2:
                 content = fetch_sound(name, settings.urls, settings.max_mb * _MB, settings.fetch_s)
-                name = name.partition("?")[0]
+                name = _shown(name)
                 return version, decode_sound(content, settings.max_s)
             return version, read_sound(version[0], settings.max_s, settings.max_mb * _MB)
         except SoundError:
@@ -199,6 +203,11 @@ class SoundStore:
 def _is_url(name: str) -> bool:
     """Whether an address. A file of the folder has no slash in its name."""
     return name.startswith(("http://", "https://"))
+
+
+def _shown(name: str) -> str:
+    """For messages: the query of an address may have a secret."""
+    return name.partition("?")[0] if _is_url(name) else name
 
 
 def _take_error(loading: asyncio.Task[Sound]) -> None:

@@ -216,3 +216,19 @@ def test_only_so_many_sounds_may_wait(tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = asyncio.run(main())
     assert isinstance(first, Sound) and isinstance(second, SoundError)
     assert (second.code, second.message) == ("bad_sound", "too many sounds wait")
+
+
+def test_a_machine_without_a_free_thread_refuses_one_sound_and_plays_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a.wav", 9)
+    sounds = store(tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        error = refusal(sounds, "a")
+    assert (error.code, error.message) == ("bad_sound", "sound 'a' cannot be read now: can't start new thread")
+    assert set(load(sounds, "a").pcm.tolist()) == {9}
