@@ -110,9 +110,16 @@ def _allows(prefix: str, address: SoundAddress) -> bool:
         return False
 
 
+class _TlsConnection(http.client.HTTPConnection):
+    """A connection whose socket has TLS already. `Host` names its port unless it is this one."""
+
+    default_port = _PORTS["https"]
+
+
 def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
     sock = _connected(address, until_ns)
-    connection = http.client.HTTPConnection(address.host, address.port)
+    kind_of_connection = _TlsConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind_of_connection(address.host, address.port)
     connection.sock, connection.auto_open = sock, 0
     response: http.client.HTTPResponse | None = None
     # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.

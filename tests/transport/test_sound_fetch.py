@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.server
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.errors import SoundError
+from telephony_tts.transport import sound_fetch
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_fetch import SoundAddress, fetch_sound
 from telephony_tts.transport.sound_store import SoundStore
@@ -27,9 +30,12 @@ pytestmark = pytest.mark.slow
 class Handler(http.server.BaseHTTPRequestHandler):
     wav = b""
     asked: ClassVar[list[str]] = []
+    hosts: ClassVar[list[str]] = []
+    """The `Host` of each request."""
 
     def do_GET(self) -> None:
         Handler.asked.append(self.path)
+        Handler.hosts.append(self.headers["Host"])
         path = self.path.partition("?")[0]
         if path == "/sounds/gone.wav":
             self.send_error(404)
@@ -71,7 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def site(tmp_path: Path) -> Iterator[str]:
     """The address of a server, which has `/sounds/hold.wav` and other things under that path."""
     write_wav(tmp_path / "hold.wav", np.full(1600, 700, "<i2").tobytes(), "pcm", 8_000)
-    Handler.wav, Handler.asked = (tmp_path / "hold.wav").read_bytes(), []
+    Handler.wav, Handler.asked, Handler.hosts = (tmp_path / "hold.wav").read_bytes(), [], []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -170,6 +176,63 @@ def test_a_name_that_leads_to_a_private_address_is_refused(site: str, monkeypatc
     assert "no public address" in refusal(url + "sounds/hold.wav", url)
     assert not Handler.asked
     assert SoundAddress.of("http://10.0.0.5/a").names_the_machine
+
+
+def lead(monkeypatch: pytest.MonkeyPatch, *places: tuple[str, int]) -> None:
+    """Every name leads to these places of this machine, in this order, as if they were public."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+    monkeypatch.setattr(sound_fetch, "_is_public", lambda _address: True)
+
+
+@pytest.fixture
+def tls_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of an HTTPS server with the certificate of sounds.example, which this process trusts."""
+    key, made = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=sounds.example",
+         "-addext", "subjectAltName=DNS:sounds.example", "-keyout", key, "-out", made],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    monkeypatch.setenv("SSL_CERT_FILE", str(made))
+    Handler.wav, Handler.asked, Handler.hosts = b"RIFF", [], []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "host"),
+    [("https://sounds.example", "sounds.example"), ("https://sounds.example:8443", "sounds.example:8443"),
+     ("https://sounds.example:80", "sounds.example:80")],
+)  # fmt: skip
+def test_https_names_its_port_only_if_it_is_not_443(
+    tls_site: int, monkeypatch: pytest.MonkeyPatch, beginning: str, host: str
+) -> None:
+    """Signed addresses, such as those of S3, sign the host as the address has it."""
+    lead(monkeypatch, ("127.0.0.1", tls_site))
+    assert fetch_sound(f"{beginning}/a.wav", [f"{beginning}/"], 1_000, 5) == b"RIFF"
+    assert Handler.hosts == [host]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "host"),
+    [("http://sounds.example", "sounds.example"), ("http://sounds.example:443", "sounds.example:443")],
+)
+def test_http_names_its_port_only_if_it_is_not_80(
+    site: str, monkeypatch: pytest.MonkeyPatch, beginning: str, host: str
+) -> None:
+    lead(monkeypatch, ("127.0.0.1", int(site.rpartition(":")[2])))
+    assert fetch_sound(f"{beginning}/a.wav", [f"{beginning}/"], 10_000, 5) == Handler.wav
+    assert Handler.hosts == [host]
 
 
 def test_a_store_fetches_an_address_once(site: str) -> None:
