@@ -9,8 +9,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -233,6 +233,77 @@ def test_http_names_its_port_only_if_it_is_not_80(
     lead(monkeypatch, ("127.0.0.1", int(site.rpartition(":")[2])))
     assert fetch_sound(f"{beginning}/a.wav", [f"{beginning}/"], 10_000, 5) == Handler.wav
     assert Handler.hosts == [host]
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[str, int]]:
+    """A place that refuses connections, like a host that is up and whose server is not."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
+
+
+@contextmanager
+def silent() -> Iterator[tuple[str, int]]:
+    """A place that answers nothing, like a host that is down: its queue of connections is full."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        yield full.getsockname()
+
+
+@pytest.mark.parametrize("dead", [[refusing], [silent], [refusing, silent, refusing]])
+def test_a_host_with_dead_addresses_is_fetched_from_the_one_that_works(
+    site: str, monkeypatch: pytest.MonkeyPatch, dead: list[Callable[[], AbstractContextManager[tuple[str, int]]]]
+) -> None:
+    with ExitStack() as stack:
+        places = [stack.enter_context(place()) for place in dead]
+        lead(monkeypatch, *places, ("127.0.0.1", int(site.rpartition(":")[2])))
+        assert fetch_sound("http://sounds.example/a.wav", ["http://sounds.example/"], 10_000, 2) == Handler.wav
+
+
+@pytest.mark.parametrize(
+    ("dead", "why"), [([refusing] * 3, "Connection refused"), ([silent] * 20, "longer than 0.4 s (sounds.fetch_s)")]
+)
+def test_a_host_whose_addresses_are_all_dead_is_left_in_time(
+    monkeypatch: pytest.MonkeyPatch, dead: list[Callable[[], AbstractContextManager[tuple[str, int]]]], why: str
+) -> None:
+    with ExitStack() as stack:
+        lead(monkeypatch, *(stack.enter_context(place()) for place in dead))
+        begun = time.monotonic()
+        assert why in refusal("http://sounds.example/a.wav", "http://sounds.example/", within_s=0.4)
+        assert time.monotonic() - begun < 1
+
+
+def test_of_the_addresses_of_a_host_only_public_ones_are_tried(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing() as refused:
+        lead(monkeypatch, refused, ("127.0.0.1", int(site.rpartition(":")[2])))
+        answers = iter([True, False])
+        monkeypatch.setattr(sound_fetch, "_is_public", lambda _address: next(answers))
+        assert "Connection refused" in refusal("http://sounds.example/a.wav", "http://sounds.example/")
+    assert not Handler.asked
+
+
+def test_a_tls_handshake_that_drips_is_left() -> None:
+    def drip(mute: socket.socket) -> None:
+        peer, _ = mute.accept()
+        with peer, suppress(OSError):
+            peer.sendall(b"\x16\x03\x03\x3f\xff")  # a record of 16 KB
+            for _ in range(60):
+                peer.sendall(b"\x02")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        thread = threading.Thread(target=drip, args=(mute,), daemon=True)
+        thread.start()
+        url = f"https://127.0.0.1:{mute.getsockname()[1]}/"
+        begun = time.monotonic()
+        assert "longer than 0.3 s" in refusal(url + "a.wav", url, within_s=0.3)
+        assert time.monotonic() - begun < 1.5
+        thread.join(10)
 
 
 def test_a_store_fetches_an_address_once(site: str) -> None:
