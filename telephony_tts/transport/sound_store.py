@@ -52,8 +52,10 @@ class _SoundFile:
 class SoundStore:
     """See the module text. One for all calls of a server."""
 
-    def __init__(self, settings: SoundSettings) -> None:
+    def __init__(self, settings: SoundSettings, within_s: float = 20.0) -> None:
+        """A call waits at most `within_s` for a sound: for a free thread, its file or address, and its samples."""
         self._settings = settings
+        self._within_s = within_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[_Version, int], Sound] = OrderedDict()
         """The sounds in memory by file and rate, the least recently used first."""
@@ -68,7 +70,8 @@ class SoundStore:
         return StoredSound(self, name)
 
     async def load(self, name: str, rate_hz: int) -> Sound:
-        """The sound at `rate_hz`. Raises SoundError if there is none of this name, or if its file cannot be played."""
+        """The sound at `rate_hz`. Raises SoundError if there is none of this name, if its file cannot be played, or if
+        it is not there in time."""
         loading = self._loading.get((name, rate_hz))
         if loading is None:
             if len(self._loading) >= _MOST_WAITING:
@@ -78,8 +81,13 @@ class SoundStore:
             loading.add_done_callback(_take_error)
             self._loading[name, rate_hz] = loading
         try:
-            # A call that ends meanwhile must not take the sound from the others.
-            sound = await asyncio.shield(loading)
+            async with asyncio.timeout(self._within_s):
+                # A call that ends or waits no longer must not take the sound from the others.
+                sound = await asyncio.shield(loading)
+        except TimeoutError as error:
+            _FAILED.inc()
+            why = "its disk or host is slow, or other sounds are read first"
+            raise SoundError(f"sound {_shown(name)!r} did not come within {self._within_s:g} s: {why}") from error
         except SoundError:
             _FAILED.inc()
             raise
