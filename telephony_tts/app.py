@@ -80,6 +80,8 @@ _log = logs.get(__name__)
 _MB = 1_000_000
 _DISK_CHECK_S = 15.0
 _LAST_SPANS_S = 5.0
+_SOUND_WAIT_SHARE = 0.8
+"""A sound that is late is left out. The wait must end before `engines.timeout_s`, which would end the turn."""
 _SHARED_START_S = 1_800.0
 """A front waits so long for an engine that all fronts share. To time a machine and to load a model takes minutes; the
 supervisor reports an engine that cannot start."""
@@ -554,7 +556,7 @@ def transport_settings(
         genesys=config.genesys,
         asterisk=config.asterisk,
         vendors=config.vendors,
-        find_sound=SoundStore(config.sounds).find,
+        find_sound=SoundStore(config.sounds, _SOUND_WAIT_SHARE * config.engines.timeout_s).find,
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
         key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
         keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s, server.supervisor_tokens),

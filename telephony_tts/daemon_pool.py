@@ -13,26 +13,35 @@ from typing import Any
 
 
 class DaemonPool(Executor):
-    """`n_threads` daemon threads, started with the first work."""
+    """`n_threads` daemon threads, started with the first work. If only some can be started, the others start later."""
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(n_threads)
-        ]
-        self._is_started = self._is_closed = False
+        self._n_threads = n_threads
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        """Those that were started."""
+        self._is_closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queue work. Call it from one thread. Raises RuntimeError after `shutdown`."""
+        """Queue work. Call it from one thread. Raises RuntimeError after `shutdown`, or if no thread can be started."""
         if self._is_closed:
             raise RuntimeError("the threads were told to end")
-        if not self._is_started:
-            self._is_started = True
-            for thread in self._threads:
-                thread.start()
+        self._start_threads()
         future: Future[Any] = Future()
         self._queue.put((future, lambda: fn(*args, **kwargs)))
         return future
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < self._n_threads:
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the machine or the container has as many threads as it may have
+                if not self._threads:
+                    raise
+                return
+            self._threads.append(thread)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Have the threads end behind what waits; with `cancel_futures`, behind what they do now."""
@@ -46,7 +55,7 @@ class DaemonPool(Executor):
                 item[0].cancel()
         for _ in self._threads:
             self._queue.put(None)
-        if wait and self._is_started:
+        if wait:
             for thread in self._threads:
                 thread.join()
 

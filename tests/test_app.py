@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from clean_run import until
 
 from telephony_tts import app, config
 from telephony_tts.engines.catalog import Catalog
+from telephony_tts.errors import SoundError
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
+from telephony_tts.transport import sound_store
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +98,23 @@ def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
             assert ring.find(b"one") is None
 
     asyncio.run(main())
+
+
+def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late sound is left out of its turn. A late engine ends the turn."""
+    end_of_wait = threading.Event()
+    monkeypatch.setattr(sound_store, "INCLUDED", {"hold": lambda: end_of_wait.wait(20)})
+    flags = {"engines.timeout_s": 5, "engines.stall_s": 4, "engines.restart_wait_s": 4}
+    settings = config.load(None, flags, environ={})
+    find_sound = app.transport_settings(settings).find_sound
+    assert find_sound is not None
+
+    async def main() -> None:
+        async with asyncio.timeout(4.8):
+            with pytest.raises(SoundError, match="did not come within"):
+                await find_sound("hold").load(8_000)
+
+    try:
+        asyncio.run(main())
+    finally:
+        end_of_wait.set()

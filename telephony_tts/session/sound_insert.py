@@ -41,8 +41,10 @@ class SoundInsert:
         self._sound: Sound | None = None
 
     async def load(self) -> None:
-        if not self.is_stopped:
-            self._sound = await self._source.load(self._rate_hz())
+        """Read the sound, unless it is here already. Raises SoundError."""
+        rate_hz = self._rate_hz()
+        if not self.is_stopped and (self._sound is None or self._sound.rate_hz != rate_hz):
+            self._sound = await self._source.load(rate_hz)
 
     def chunks(self) -> Iterator[Chunk]:
         sound = self._sound
@@ -66,7 +68,9 @@ class SoundInsert:
         start_ms = self._start_ms + self.segment_ms
         if not self.loop and start_ms >= self._sound.duration_ms:
             return None
-        return SoundInsert(
+        rest = SoundInsert(
             self._source, self._rate_hz, self._gain_db, turn=self.turn, loop=self.loop,
             until_speech=self.until_speech, start_ms=start_ms,
         )  # fmt: skip
+        rest._sound = self._sound  # its file may be gone by now
+        return rest

@@ -846,6 +846,10 @@ class Call:
             sound = await bed.source.load(rate_hz)
         except SoundError as error:
             self._drive(monotonic_ns(), self.session.bed_failed, bed, error)
+        except Exception:
+            self.log.exception("sound_crashed", about=bed.turn)
+            failure = SoundError("the sound cannot be read; see the server's log")
+            self._drive(monotonic_ns(), self.session.bed_failed, bed, failure)
         else:
             self._drive(monotonic_ns(), self.session.bed_loaded, bed, sound)
 

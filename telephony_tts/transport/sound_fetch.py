@@ -110,9 +110,16 @@ def _allows(prefix: str, address: SoundAddress) -> bool:
         return False
 
 
+class _TlsConnection(http.client.HTTPConnection):
+    """A connection whose socket has TLS already. `Host` names its port unless it is this one."""
+
+    default_port = _PORTS["https"]
+
+
 def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
     sock = _connected(address, until_ns)
-    connection = http.client.HTTPConnection(address.host, address.port)
+    kind_of_connection = _TlsConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind_of_connection(address.host, address.port)
     connection.sock, connection.auto_open = sock, 0
     response: http.client.HTTPResponse | None = None
     # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.
@@ -148,16 +155,34 @@ def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
 
 
 def _connected(address: SoundAddress, until_ns: int) -> socket.socket:
-    """A socket that is connected to the address that was checked: a second look-up might give another one."""
+    """A socket that is connected to an address that was checked: a second look-up might give another one.
+
+    The addresses of the host are tried in their order, each for an equal share of the time that is left.
+    """
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     usable = [item for item in found if address.names_the_machine or _is_public(str(item[4][0]))]
-    if not usable:
-        raise OSError("its host has no public address (an address of your own network has to stand in sounds.urls)")
-    family, kind, protocol, _, place = usable[0]
-    sock = socket.socket(family, kind, protocol)
+    failure = OSError("its host has no public address (an address of your own network has to stand in sounds.urls)")
+    for n_tried, (family, kind, protocol, _, place) in enumerate(usable):
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # this machine does not have the address family
+            failure = error
+            continue
+        try:
+            sock.settimeout(_left_s(until_ns) / (len(usable) - n_tried))
+            sock.connect(place)
+        except OSError as error:
+            failure = error
+            sock.close()
+            continue
+        return _secured(sock, address, until_ns)
+    raise failure
+
+
+def _secured(sock: socket.socket, address: SoundAddress, until_ns: int) -> socket.socket:
+    """The connected socket, with TLS if the address has https."""
     try:
         sock.settimeout(_left_s(until_ns))
-        sock.connect(place)
         if address.scheme == "https":
             sock = ssl.create_default_context().wrap_socket(sock, server_hostname=address.host)
         sock.settimeout(_left_s(until_ns))

@@ -52,8 +52,10 @@ class _SoundFile:
 class SoundStore:
     """See the module text. One for all calls of a server."""
 
-    def __init__(self, settings: SoundSettings) -> None:
+    def __init__(self, settings: SoundSettings, within_s: float = 20.0) -> None:
+        """A call waits at most `within_s` for a sound: for a free thread, its file or address, and its samples."""
         self._settings = settings
+        self._within_s = within_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[_Version, int], Sound] = OrderedDict()
         """The sounds in memory by file and rate, the least recently used first."""
@@ -68,7 +70,8 @@ class SoundStore:
         return StoredSound(self, name)
 
     async def load(self, name: str, rate_hz: int) -> Sound:
-        """The sound at `rate_hz`. Raises SoundError if there is none of this name, or if its file cannot be played."""
+        """The sound at `rate_hz`. Raises SoundError if there is none of this name, if its file cannot be played, or if
+        it is not there in time."""
         loading = self._loading.get((name, rate_hz))
         if loading is None:
             if len(self._loading) >= _MOST_WAITING:
@@ -78,8 +81,13 @@ class SoundStore:
             loading.add_done_callback(_take_error)
             self._loading[name, rate_hz] = loading
         try:
-            # A call that ends meanwhile must not take the sound from the others.
-            sound = await asyncio.shield(loading)
+            async with asyncio.timeout(self._within_s):
+                # A call that ends or waits no longer must not take the sound from the others.
+                sound = await asyncio.shield(loading)
+        except TimeoutError as error:
+            _FAILED.inc()
+            why = "its disk or host is slow, or other sounds are read first"
+            raise SoundError(f"sound {_shown(name)!r} did not come within {self._within_s:g} s: {why}") from error
         except SoundError:
             _FAILED.inc()
             raise
@@ -93,7 +101,11 @@ class SoundStore:
         if _is_url(name):
             threads = self._fetchers = self._fetchers or DaemonPool(_N_THREADS, "sound addresses")
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, self._load, name, rate_hz)
+            try:
+                work = asyncio.get_running_loop().run_in_executor(threads, self._load, name, rate_hz)
+            except RuntimeError as error:  # no thread could be started
+                raise SoundError(f"sound {_shown(name)!r} cannot be read now: {error}") from error
+            return await work
         finally:
             del self._loading[name, rate_hz]
 
@@ -130,7 +142,7 @@ class SoundStore:
         try:
             if version[3] == -2:
                 content = fetch_sound(name, settings.urls, settings.max_mb * _MB, settings.fetch_s)
-                name = name.partition("?")[0]
+                name = _shown(name)
                 return version, decode_sound(content, settings.max_s)
             return version, read_sound(version[0], settings.max_s, settings.max_mb * _MB)
         except SoundError:
@@ -199,6 +211,11 @@ class SoundStore:
 def _is_url(name: str) -> bool:
     """Whether an address. A file of the folder has no slash in its name."""
     return name.startswith(("http://", "https://"))
+
+
+def _shown(name: str) -> str:
+    """For messages: the query of an address may have a secret."""
+    return name.partition("?")[0] if _is_url(name) else name
 
 
 def _take_error(loading: asyncio.Task[Sound]) -> None:

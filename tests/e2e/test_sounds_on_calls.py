@@ -17,6 +17,7 @@ from served import process
 from twilio_peer import TwilioPeer, dialling
 
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
+from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_store import SoundStore
@@ -256,3 +257,19 @@ def test_the_command_serves_the_sounds_of_its_folder_and_counts_them(folder: Pat
         run(main)
         served.terminate()
         assert served.wait(10) == 0
+
+
+def test_a_bed_that_fails_in_an_unknown_way_is_an_error_and_the_call_goes_on() -> None:
+    class Broken:
+        async def load(self, rate_hz: int) -> Sound:
+            raise RuntimeError("a fault of ours")
+
+    async def main() -> None:
+        async with serving(find_sound=lambda name: Broken()) as rig, rig.bot() as bot:
+            await bot.send({"type": "play", "name": "hold", "under": True})
+            error = await bot.event("error")
+            assert (error["code"], error["fatal"]) == ("bad_sound", False) and "server's log" in error["message"]
+            await bot.say("All is well.", "t")
+            await bot.event("done", turn="t")
+
+    run(main)

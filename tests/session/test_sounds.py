@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.api import Chunk, LoadedInsert, Utterance
 from telephony_tts.errors import SoundError
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.sound_insert import SoundInsert
 from telephony_tts.wire import messages as m
 
 RATE_HZ = 8_000
@@ -406,6 +408,44 @@ def test_a_leg_that_plays_files_gets_a_loop_in_files_of_some_seconds() -> None:
     world.run(20_000)
     assert [mark.state for mark in world.of(m.MarkReached)] == ["played"]
     assert len(world.of(m.Done)) == 1
+
+
+@pytest.mark.parametrize("loop", [True, "until_speech", False])
+def test_a_sound_that_is_removed_while_its_files_are_played_plays_on(loop: bool | str) -> None:
+    world, source = files_world()
+    sound = source.sounds["long"] = noise(200_000)
+    world.send(m.Play("long", loop=loop))
+    world.run(1_000)
+    assert files(world), "it has begun"
+    del source.sounds["long"]
+    world.run(30_000)
+    assert world.of(m.ErrorEvent) == []
+    n = sum(len(file) for file in files(world))
+    assert n == 200_000 if loop is False else n > 240_000
+    assert source.asked == [("long", 8_000)]
+    third = files(world)[2]
+    start = sum(len(file) for file in files(world)[:2])
+    assert np.array_equal(third[40:-40], ring(sound, len(third), start)[40:-40])
+    world.send(m.Play(stop=True))
+    world.run(20_000)
+    assert len(world.of(m.Done)) == 1
+
+
+def test_the_rest_of_a_sound_is_read_again_if_the_rate_has_changed() -> None:
+    async def main() -> None:
+        rate_hz = 8_000
+        source = Source({"long": noise(200_000)}, [])
+        first = SoundInsert(source.find("long"), lambda: rate_hz, 0.0, loop=True, until_speech=False)
+        first.segment_ms = 2_000
+        await first.load()
+        rest = first.rest()
+        assert rest is not None
+        rate_hz = 16_000
+        await rest.load()
+        assert source.asked == [("long", 8_000), ("long", 16_000)]
+        assert next(rest.chunks()).sample_rate_hz == 16_000
+
+    asyncio.run(main())
 
 
 def test_what_was_made_of_a_stopped_sound_is_a_file_of_its_own() -> None:

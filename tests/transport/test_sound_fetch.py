@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.server
 import socket
+import ssl
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ import pytest
 
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.errors import SoundError
+from telephony_tts.transport import sound_fetch
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_fetch import SoundAddress, fetch_sound
 from telephony_tts.transport.sound_store import SoundStore
@@ -27,9 +30,12 @@ pytestmark = pytest.mark.slow
 class Handler(http.server.BaseHTTPRequestHandler):
     wav = b""
     asked: ClassVar[list[str]] = []
+    hosts: ClassVar[list[str]] = []
+    """The `Host` of each request."""
 
     def do_GET(self) -> None:
         Handler.asked.append(self.path)
+        Handler.hosts.append(self.headers["Host"])
         path = self.path.partition("?")[0]
         if path == "/sounds/gone.wav":
             self.send_error(404)
@@ -71,7 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def site(tmp_path: Path) -> Iterator[str]:
     """The address of a server, which has `/sounds/hold.wav` and other things under that path."""
     write_wav(tmp_path / "hold.wav", np.full(1600, 700, "<i2").tobytes(), "pcm", 8_000)
-    Handler.wav, Handler.asked = (tmp_path / "hold.wav").read_bytes(), []
+    Handler.wav, Handler.asked, Handler.hosts = (tmp_path / "hold.wav").read_bytes(), [], []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -170,6 +176,134 @@ def test_a_name_that_leads_to_a_private_address_is_refused(site: str, monkeypatc
     assert "no public address" in refusal(url + "sounds/hold.wav", url)
     assert not Handler.asked
     assert SoundAddress.of("http://10.0.0.5/a").names_the_machine
+
+
+def lead(monkeypatch: pytest.MonkeyPatch, *places: tuple[str, int]) -> None:
+    """Every name leads to these places of this machine, in this order, as if they were public."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+    monkeypatch.setattr(sound_fetch, "_is_public", lambda _address: True)
+
+
+@pytest.fixture
+def tls_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of an HTTPS server with the certificate of sounds.example, which this process trusts."""
+    key, made = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=sounds.example",
+         "-addext", "subjectAltName=DNS:sounds.example", "-keyout", key, "-out", made],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    monkeypatch.setenv("SSL_CERT_FILE", str(made))
+    Handler.wav, Handler.asked, Handler.hosts = b"RIFF", [], []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "host"),
+    [("https://sounds.example", "sounds.example"), ("https://sounds.example:8443", "sounds.example:8443"),
+     ("https://sounds.example:80", "sounds.example:80")],
+)  # fmt: skip
+def test_https_names_its_port_only_if_it_is_not_443(
+    tls_site: int, monkeypatch: pytest.MonkeyPatch, beginning: str, host: str
+) -> None:
+    """Signed addresses, such as those of S3, sign the host as the address has it."""
+    lead(monkeypatch, ("127.0.0.1", tls_site))
+    assert fetch_sound(f"{beginning}/a.wav", [f"{beginning}/"], 1_000, 5) == b"RIFF"
+    assert Handler.hosts == [host]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "host"),
+    [("http://sounds.example", "sounds.example"), ("http://sounds.example:443", "sounds.example:443")],
+)
+def test_http_names_its_port_only_if_it_is_not_80(
+    site: str, monkeypatch: pytest.MonkeyPatch, beginning: str, host: str
+) -> None:
+    lead(monkeypatch, ("127.0.0.1", int(site.rpartition(":")[2])))
+    assert fetch_sound(f"{beginning}/a.wav", [f"{beginning}/"], 10_000, 5) == Handler.wav
+    assert Handler.hosts == [host]
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[str, int]]:
+    """A place that refuses connections, like a host that is up and whose server is not."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
+
+
+@contextmanager
+def silent() -> Iterator[tuple[str, int]]:
+    """A place that answers nothing, like a host that is down: its queue of connections is full."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        yield full.getsockname()
+
+
+@pytest.mark.parametrize("dead", [[refusing], [silent], [refusing, silent, refusing]])
+def test_a_host_with_dead_addresses_is_fetched_from_the_one_that_works(
+    site: str, monkeypatch: pytest.MonkeyPatch, dead: list[Callable[[], AbstractContextManager[tuple[str, int]]]]
+) -> None:
+    with ExitStack() as stack:
+        places = [stack.enter_context(place()) for place in dead]
+        lead(monkeypatch, *places, ("127.0.0.1", int(site.rpartition(":")[2])))
+        assert fetch_sound("http://sounds.example/a.wav", ["http://sounds.example/"], 10_000, 2) == Handler.wav
+
+
+@pytest.mark.parametrize(
+    ("dead", "why"), [([refusing] * 3, "Connection refused"), ([silent] * 20, "longer than 0.4 s (sounds.fetch_s)")]
+)
+def test_a_host_whose_addresses_are_all_dead_is_left_in_time(
+    monkeypatch: pytest.MonkeyPatch, dead: list[Callable[[], AbstractContextManager[tuple[str, int]]]], why: str
+) -> None:
+    with ExitStack() as stack:
+        lead(monkeypatch, *(stack.enter_context(place()) for place in dead))
+        begun = time.monotonic()
+        assert why in refusal("http://sounds.example/a.wav", "http://sounds.example/", within_s=0.4)
+        assert time.monotonic() - begun < 1
+
+
+def test_of_the_addresses_of_a_host_only_public_ones_are_tried(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing() as refused:
+        lead(monkeypatch, refused, ("127.0.0.1", int(site.rpartition(":")[2])))
+        answers = iter([True, False])
+        monkeypatch.setattr(sound_fetch, "_is_public", lambda _address: next(answers))
+        assert "Connection refused" in refusal("http://sounds.example/a.wav", "http://sounds.example/")
+    assert not Handler.asked
+
+
+def test_a_tls_handshake_that_drips_is_left() -> None:
+    def drip(mute: socket.socket) -> None:
+        peer, _ = mute.accept()
+        with peer, suppress(OSError):
+            peer.sendall(b"\x16\x03\x03\x3f\xff")  # a record of 16 KB
+            for _ in range(60):
+                peer.sendall(b"\x02")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        thread = threading.Thread(target=drip, args=(mute,), daemon=True)
+        thread.start()
+        url = f"https://127.0.0.1:{mute.getsockname()[1]}/"
+        begun = time.monotonic()
+        assert "longer than 0.3 s" in refusal(url + "a.wav", url, within_s=0.3)
+        assert time.monotonic() - begun < 1.5
+        thread.join(10)
 
 
 def test_a_store_fetches_an_address_once(site: str) -> None:

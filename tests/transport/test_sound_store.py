@@ -216,3 +216,57 @@ def test_only_so_many_sounds_may_wait(tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = asyncio.run(main())
     assert isinstance(first, Sound) and isinstance(second, SoundError)
     assert (second.code, second.message) == ("bad_sound", "too many sounds wait")
+
+
+def test_a_machine_without_a_free_thread_refuses_one_sound_and_plays_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a.wav", 9)
+    sounds = store(tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        error = refusal(sounds, "a")
+    assert (error.code, error.message) == ("bad_sound", "sound 'a' cannot be read now: can't start new thread")
+    assert set(load(sounds, "a").pcm.tolist()) == {9}
+
+
+def test_sounds_behind_those_of_a_dead_host_are_refused_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty calls ask for sounds of a host that answers nothing, and another call for a sound of a good one."""
+    put(tmp_path, "a.wav", 9)
+    content = (tmp_path / "a.wav").read_bytes()
+    end_of_wait = threading.Event()
+
+    def fetch(url: str, *_limits: object) -> bytes:
+        if "//dead." in url:
+            end_of_wait.wait(10)
+            raise SoundError("it takes longer than 10 s")
+        return content
+
+    monkeypatch.setattr(sound_store, "fetch_sound", fetch)
+    sounds = SoundStore(SoundSettings(str(tmp_path)), within_s=0.3)
+    good = "https://good.example/a.wav?key=secret"
+
+    async def main() -> None:
+        names = [*(f"https://dead.example/{n}.wav" for n in range(20)), good]
+        waits = [asyncio.create_task(sounds.load(name, 8_000)) for name in names]
+        await asyncio.sleep(0)
+        assert set((await sounds.load("a", 8_000)).pcm.tolist()) == {9}, "files have threads of their own"
+        _, late = await asyncio.wait(waits, timeout=3)
+        assert not late
+        refused = [task.exception() for task in waits]
+        assert {type(error) for error in refused} == {SoundError}
+        message = str(refused[-1])
+        assert "'https://good.example/a.wav' did not come within 0.3 s" in message and "secret" not in message
+        end_of_wait.set()
+        assert set((await sounds.load(good, 8_000)).pcm.tolist()) == {9}, "the next call gets it"
+
+    try:
+        asyncio.run(main())
+    finally:
+        end_of_wait.set()
