@@ -87,6 +87,7 @@ class RemoteEngine:
         self._targets = dict(targets)
         if not self._is_open:
             return
+        self._list_voices()  # before replicas leave: theirs stay until others have listed their own
         for target in [target for target in self._tasks if target not in self._targets]:
             leaving = self._connections.pop(target)
             leaving.is_leaving = True
@@ -176,8 +177,12 @@ class RemoteEngine:
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """The voices of all replicas, those of the first one first. They stay while a replica restarts."""
-        of_each = tuple(each.voices for each in self._connections.values())
+        """The voices of all replicas, those of the first one first. They stay while a replica restarts, and while
+        another one loads in its place."""
+        return self._list_voices()
+
+    def _list_voices(self) -> tuple[Voice, ...]:
+        of_each = tuple(each.voices for each in self._connections.values() if each.has_listed)
         if of_each != self._listed[0] and of_each:
             by_name = {voice.name: voice for voices in reversed(of_each) for voice in voices}
             order = dict.fromkeys(voice.name for voices in of_each for voice in voices)
