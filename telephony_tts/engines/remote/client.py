@@ -83,12 +83,14 @@ class RemoteEngine:
         return self._streams_text
 
     def set_targets(self, targets: Mapping[str, str | None]) -> None:
-        """Use these replicas, each with its token, from now on. Others finish the utterances that they have."""
-        self._targets = dict(targets)
+        """Use these replicas, each with its token, from now on. Others finish the utterances that they have, and a
+        connection with another token does too."""
+        before, self._targets = self._targets, dict(targets)
         if not self._is_open:
             return
         self._list_voices()  # before replicas leave: theirs stay until others have listed their own
-        for target in [target for target in self._tasks if target not in self._targets]:
+        same = dict(before.items() & self._targets.items())
+        for target in [target for target in self._tasks if target not in same]:
             leaving = self._connections.pop(target)
             leaving.is_leaving = True
             self._leaving[self._tasks.pop(target)] = leaving

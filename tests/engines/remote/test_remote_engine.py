@@ -605,6 +605,32 @@ def test_the_voices_stay_while_a_replica_at_another_address_loads(tmp_path: Path
     run(work)
 
 
+def test_a_replica_that_returns_with_another_token_is_used(tmp_path: Path) -> None:
+    """What it speaks for the old token is finished."""
+    address = f"unix:{tmp_path}/e.sock"
+
+    async def work() -> None:
+        slow = FakeEngine(speed=1.0)
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(serving(slow, address))  # it takes each token
+            async with attached(address, token="one") as engine:
+                engine.set_targets({address: "one"})
+                assert not engine._leaving, "nothing changed"
+                stream, chunk = await first_chunk(engine, TEXT)
+                engine.set_targets({address: "two"})
+                assert [voice.name for voice in engine.voices] == ["tone"]
+                assert np.array_equal(joined([chunk] + [each async for each in stream]), render(TEXT))
+                await until(lambda: not engine._leaving, "its connection is closed")
+                await first.aclose()
+                await until(lambda: not engine.stats().is_ready, "the loss")
+                async with serving(FakeEngine(), address, token="two"):
+                    await until(lambda: engine.stats().is_ready, "the new server", 5)
+                    assert np.array_equal(joined(await speak(engine, Utterance("u", "ab"))), render("ab"))
+                assert engine.stats().n_replicas == 1
+
+    run(work)
+
+
 # ------------------------------------------------------ wrong peers and tokens
 
 
