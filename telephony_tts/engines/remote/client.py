@@ -83,11 +83,14 @@ class RemoteEngine:
         return self._streams_text
 
     def set_targets(self, targets: Mapping[str, str | None]) -> None:
-        """Use these replicas, each with its token, from now on. Others finish the utterances that they have."""
-        self._targets = dict(targets)
+        """Use these replicas, each with its token, from now on. Others finish the utterances that they have, and a
+        connection with another token does too."""
+        before, self._targets = self._targets, dict(targets)
         if not self._is_open:
             return
-        for target in [target for target in self._tasks if target not in self._targets]:
+        self._list_voices()  # before replicas leave: theirs stay until others have listed their own
+        same = dict(before.items() & self._targets.items())
+        for target in [target for target in self._tasks if target not in same]:
             leaving = self._connections.pop(target)
             leaving.is_leaving = True
             self._leaving[self._tasks.pop(target)] = leaving
@@ -176,8 +179,12 @@ class RemoteEngine:
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """The voices of all replicas, those of the first one first. They stay while a replica restarts."""
-        of_each = tuple(each.voices for each in self._connections.values())
+        """The voices of all replicas, those of the first one first. They stay while a replica restarts, and while
+        another one loads in its place."""
+        return self._list_voices()
+
+    def _list_voices(self) -> tuple[Voice, ...]:
+        of_each = tuple(each.voices for each in self._connections.values() if each.has_listed)
         if of_each != self._listed[0] and of_each:
             by_name = {voice.name: voice for voices in reversed(of_each) for voice in voices}
             order = dict.fromkeys(voice.name for voices in of_each for voice in voices)

@@ -201,7 +201,10 @@ class EngineConnection:
         """The server refuses this client, for a reason that only an operator can change."""
         self.attached: Attached | None = None
         """What the server said when it accepted the connection; None while there is none."""
+        self.has_listed = False
+        """The server has listed its voices. It does so when its engine is loaded."""
         self.voices: tuple[Voice, ...] = ()
+        """Those that it listed last. They stay while it restarts."""
         self.removable: frozenset[str] = frozenset()
         """Those of `voices` that can be removed."""
         self.is_leaving = False
@@ -504,6 +507,7 @@ class EngineConnection:
         if stats.load and n_utterances:
             self._cost = stats.load / (n_utterances + 1)
         if status.voices is not None:
+            self.has_listed = True
             self.voices = tuple(replace(voice, engine=self._engine_name) for voice in status.voices)
             self.removable = frozenset(status.removable)
             self._found.clear()

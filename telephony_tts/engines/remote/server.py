@@ -237,8 +237,9 @@ class EngineServer:
         )
 
     @property
-    def voices(self) -> tuple[Voice, ...]:
-        return self.engine.voices if self._is_loaded else ()
+    def voices(self) -> tuple[Voice, ...] | None:
+        """None while the engine loads: clients keep the voices that they know."""
+        return self.engine.voices if self._is_loaded else None
 
     def hello(self) -> Attached:
         return Attached(PROTOCOL, self.engine.name, self.engine.streams_text, self._software)
@@ -458,7 +459,7 @@ class _Client:
             n_yours=len(self._speeches),
             n_yours_waiting=n_waiting,
             voices=None if voices == self._voices else voices,
-            removable=() if voices == self._voices else self._server.removable(voices),
+            removable=() if voices is None or voices == self._voices else self._server.removable(voices),
         )
         self._voices = voices
         self._send(status)

@@ -106,13 +106,23 @@ class RemoteVoices:
         return AddedRemoteVoice(voice, float(told["kept_s"]), float(told["source_s"]), tuple(warnings))
 
     async def remove(self, name: str) -> None:
-        """Raises UnknownVoice if no replica has it, and TelephonyTTSError if one cannot remove it."""
+        """Raises UnknownVoice if no replica has it, and TelephonyTTSError if one cannot remove it. EngineError if one
+        is not ready and may have it: the others have removed it then."""
         replicas = self._ready()
+        absent = [each for each in self._engine.replicas if each not in replicas]
+        # What a replica has that was never reached is not known.
+        may_have_it = [each.target for each in absent if name in each.removable or not each.has_listed]
         failures = await _ask_all(replicas, REMOVE, name)
         # Replicas may share a folder: then the first one that was asked has removed it for all.
         others = [error for error in failures.values() if error.code != UnknownVoice.code]
         if others:
             raise others[0]
+        if may_have_it:
+            raise EngineError(
+                f"a replica that is not ready may still have the voice {name!r} ({', '.join(may_have_it)}); remove it "
+                "again in a moment",
+                retry_after_ms=1_000,
+            )
         if len(failures) == len(replicas):
             raise UnknownVoice(f"there is no voice {name!r}")
         await self._until_listed(name, False)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -542,6 +542,93 @@ def test_a_replica_that_is_removed_finishes_what_it_speaks() -> None:
                 assert np.array_equal(joined(await speak(engine, Utterance("u", "ab"))), render("ab"))
 
         run(work)
+
+
+@asynccontextmanager
+async def serving(engine: Any, address: str, *, is_loaded: bool = True, **how: Any) -> AsyncIterator[EngineServer]:
+    server = EngineServer(engine, **how)
+    await server.listen(parse_address(address))
+    if is_loaded:
+        await engine.start()
+        server.engine_is_loaded()
+    try:
+        yield server
+    finally:
+        await server.close()
+        await engine.close()
+
+
+def test_the_voices_stay_while_the_server_loads_again(tmp_path: Path) -> None:
+    """A server listens before its engine is loaded. What it lists once it is loaded replaces the voices."""
+    address, tone = f"unix:{tmp_path}/e.sock", FakeEngine().voices[0]
+
+    async def work() -> None:
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(serving(FakeEngine(), address))
+            async with attached(address) as engine:
+                catalog = Catalog([engine])
+                await first.aclose()
+                await until(lambda: not engine.stats().is_ready, "the loss")
+                again = FakeEngine()
+                async with serving(again, address, is_loaded=False) as server:
+                    await until(lambda: engine.replicas[0].problem == "its engine is not ready", "a status")
+                    assert [voice.name for voice in engine.voices] == ["tone"]
+                    for name in (None, "tone"):
+                        assert catalog.choose(Utterance("u", TEXT, voice=name))[0] is engine
+                    waiting = asyncio.create_task(speak(engine, Utterance("u", TEXT, voice="tone")))
+                    await until(lambda: engine.stats().n_queued == 1, "a waiting sentence")
+                    again.voices = (tone, replace(tone, name="bell"))
+                    await again.start()
+                    server.engine_is_loaded()
+                    assert np.array_equal(joined(await waiting), render(TEXT))
+                    assert [voice.name for voice in engine.voices] == ["tone", "bell"]
+                await until(lambda: not engine.stats().is_ready, "the second loss")
+                without = FakeEngine()
+                without.voices = ()
+                async with serving(without, address):
+                    await until(lambda: engine.stats().is_ready, "a server without voices")
+                    assert engine.voices == ()
+
+    run(work)
+
+
+def test_the_voices_stay_while_a_replica_at_another_address_loads(tmp_path: Path) -> None:
+    one, two = (f"unix:{tmp_path}/{n}.sock" for n in range(2))
+
+    async def work() -> None:
+        servers = serving(FakeEngine(), one), serving(FakeEngine(), two, is_loaded=False)
+        async with servers[0], servers[1], attached(one) as engine:
+            engine.set_targets({two: None})
+            await until(lambda: engine.replicas[0].problem == "its engine is not ready", "a status")
+            assert [voice.name for voice in engine.voices] == ["tone"]
+
+    run(work)
+
+
+def test_a_replica_that_returns_with_another_token_is_used(tmp_path: Path) -> None:
+    """What it speaks for the old token is finished."""
+    address = f"unix:{tmp_path}/e.sock"
+
+    async def work() -> None:
+        slow = FakeEngine(speed=1.0)
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(serving(slow, address))  # it takes each token
+            async with attached(address, token="one") as engine:
+                engine.set_targets({address: "one"})
+                assert not engine._leaving, "nothing changed"
+                stream, chunk = await first_chunk(engine, TEXT)
+                engine.set_targets({address: "two"})
+                assert [voice.name for voice in engine.voices] == ["tone"]
+                assert np.array_equal(joined([chunk] + [each async for each in stream]), render(TEXT))
+                await until(lambda: not engine._leaving, "its connection is closed")
+                await first.aclose()
+                await until(lambda: not engine.stats().is_ready, "the loss")
+                async with serving(FakeEngine(), address, token="two"):
+                    await until(lambda: engine.stats().is_ready, "the new server", 5)
+                    assert np.array_equal(joined(await speak(engine, Utterance("u", "ab"))), render("ab"))
+                assert engine.stats().n_replicas == 1
+
+    run(work)
 
 
 # ------------------------------------------------------ wrong peers and tokens

@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
-from telephony_tts.engines.remote.connection import MAX_FOUND
+from telephony_tts.engines.remote.connection import MAX_FOUND, EngineConnection
 from telephony_tts.engines.remote.messages import SERVICE, BadMessage
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.engines.remote.voice_client import RemoteVoices
@@ -35,7 +35,15 @@ from telephony_tts.engines.remote.voice_messages import (
     refusal,
     unpacked,
 )
-from telephony_tts.errors import AudioError, Busy, ConfigError, EngineUnavailable, TelephonyTTSError, UnknownVoice
+from telephony_tts.errors import (
+    AudioError,
+    Busy,
+    ConfigError,
+    EngineError,
+    EngineUnavailable,
+    TelephonyTTSError,
+    UnknownVoice,
+)
 
 NO_RECORD: Mapping[str, str] = MappingProxyType({})
 CONSENT = {"consent_by": "Anna Meier", "consent_on": "2026-11-20", "consent_for": "reminders"}
@@ -84,7 +92,13 @@ class Keeper:
         return self.folder.has(voice.name)
 
     async def add(
-        self, name: str, audio: bytes, text: str, *, replace: bool = False, denoise: bool = False,
+        self,
+        name: str,
+        audio: bytes,
+        text: str,
+        *,
+        replace: bool = False,
+        denoise: bool = False,
         record: Mapping[str, str] = NO_RECORD,
     ) -> Made:
         if audio == b"noise":
@@ -267,6 +281,31 @@ def test_replicas_that_share_a_folder_have_one_file(tmp_path: Path) -> None:
             assert shared[0].files() == ["anna.safetensors"]
             await voices.remove("anna")
             assert shared[0].files() == []
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_removing_a_voice_says_if_a_replica_that_is_not_ready_may_still_have_it(tmp_path: Path) -> None:
+    """The ready ones remove it. Once the other one is back, the same request removes it there too."""
+    made_by = keepers(tmp_path, 2)
+
+    async def work() -> None:
+        async with fleet(*made_by) as (engine, voices):
+            for name in ("anna", "bert"):
+                await voices.add(name, RECORDING, "")
+            absent = engine.replicas[1]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(EngineConnection, "is_ready", property(lambda own: own is not absent))
+                for _ in range(2):  # the second time no ready replica has it
+                    with pytest.raises(EngineError, match=f"not ready may still have .*{absent.target}") as not_removed:
+                        await voices.remove("anna")
+                    assert not_removed.value.retryable and not_removed.value.retry_after_ms
+                    assert [keeper.folder.has("anna") for keeper in made_by] == [False, True]
+                with pytest.raises(UnknownVoice, match="clara"):
+                    await voices.remove("clara")
+            await voices.remove("anna")
+            assert [keeper.files() for keeper in made_by] == [["bert.safetensors"]] * 2
 
     run(work)
 
