@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.audio.encoder import CODECS
-from torture.dialects import MOST_STALL_MS, PTIME_MS, Dialect, Lateness
+from torture.dialects import PTIME_MS, Dialect, Lateness, more_error_ms
 from torture.grammar import invalid_media
 from torture.links import Link
 from torture.oracle import NativeOracle
@@ -119,7 +119,7 @@ class _LinkTelephone(Telephone):
 
 def slack_ms(dialect: Dialect, late: str) -> int:
     """How much less is known of the place of this platform than of one that plays frame by frame."""
-    return dialect.most_error_ms - PTIME_MS + (MOST_STALL_MS if late == "stalling" else 0)
+    return dialect.most_error_ms - PTIME_MS + more_error_ms(late)
 
 
 def prepare() -> None:

@@ -25,8 +25,15 @@ _MOST_DRIFT = 0.005
 MOST_STALL_MS = 400
 """How long a platform that is stalling stops until its buffer is empty, and how wrong its place may be until it has
 reported that."""
+_DRIFT_MS = 5
+"""How wrong a place becomes by a clock that drifts, in the second until the next report at most."""
 _STALL_SHARE = 1 / 150
 """So many frames have a stall before them."""
+
+
+def more_error_ms(late: str) -> int:
+    """How much more wrong a place may be behind a platform that is late so than behind one that plays evenly."""
+    return {"stalling": MOST_STALL_MS, "drifting": _DRIFT_MS}.get(late, 0)
 
 
 class Lateness:

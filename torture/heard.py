@@ -11,7 +11,7 @@ from typing import Any
 from harness.report import percentiles, table
 
 from torture import report
-from torture.dialects import DIALECTS, LATENESS, MOST_STALL_MS
+from torture.dialects import DIALECTS, LATENESS, more_error_ms
 from torture.violations import HEARD, LOST, Tally
 
 _PART = 25
@@ -70,7 +70,7 @@ def row(dialect: str, late: str, tally: Tally) -> dict[str, Any]:
         "by marks": tally.heard_errors_by_marks_ms.total(),
         "error p99, ms": told.get("p99"),
         "error max, ms": told.get("max"),
-        "allowed, ms": DIALECTS[dialect].most_error_ms + (MOST_STALL_MS if late == "stalling" else 0),
+        "allowed, ms": DIALECTS[dialect].most_error_ms + more_error_ms(late),
         "word right": round(tally.n_words_right / n_words, 4) if n_words else None,
         "wrong": sum(each.check in (HEARD, LOST) for each in tally.violations),
     }

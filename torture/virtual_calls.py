@@ -34,7 +34,7 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.stream_leg import ready
 from telephony_tts.wire.messages import MediaAudio
 from telephony_tts.wire.native import NativeCodec
-from torture.dialects import DIALECTS, MOST_STALL_MS, Lateness
+from torture.dialects import DIALECTS, Lateness, more_error_ms
 from torture.histories import INTERRUPTIONS, CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
@@ -182,7 +182,7 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     """A call whose bot and telephone have a leg each. The telephone platform plays late."""
     dialect = DIALECTS[history.door]()
     is_pcm = dialect.codec == "pcm"
-    stall_ms = MOST_STALL_MS if late == "stalling" else 0
+    more_ms = more_error_ms(late)
     settings = SessionSettings(call=f"c{number}", words=True, detect_language=False, codec=dialect.codec)
     session = Session(
         settings, clock(), media=False, find_sound=NoiseSource, knows_voice=catalog.knows_voice,
@@ -191,7 +191,7 @@ async def _run_media_call(history: CallHistory, number: int, tally: Tally, catal
     call = Call(session, catalog, "native")
     oracle = NativeOracle(
         tally, Stops(), call=number, lead_ns=None, has_media=True, is_exact=True,
-        most_error_ns=(dialect.most_error_ms + stall_ms) * MS, most_lost_ns=(dialect.most_lost_ms + stall_ms) * MS,
+        most_error_ns=(dialect.most_error_ms + more_ms) * MS, most_lost_ns=(dialect.most_lost_ms + more_ms) * MS,
         frame_bytes=dialect.frame_bytes, reader=FrameReader(dialect.codec),
     )  # fmt: skip
     codec = NativeCodec("none", settings.call)
