@@ -98,11 +98,15 @@ class RayEngine(RemoteEngine):
 
     async def _run_watcher(self) -> int:
         """Returns how many lists it told."""
-        child = await asyncio.create_subprocess_exec(
-            self._python, "-P", "-c", _CHILD, _ROOT, self._address, self._app,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, limit=LINE_BYTES,
-        )  # fmt: skip
+        try:
+            child = await asyncio.create_subprocess_exec(
+                self._python, "-P", "-c", _CHILD, _ROOT, self._address, self._app,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, limit=LINE_BYTES,
+            )  # fmt: skip
+        except OSError as error:  # too many open files, no memory
+            self.problem = f"the watcher cannot be started: {error.strerror or error}"
+            return 0
         n_lists = 0
         try:
             assert child.stdout is not None
@@ -119,6 +123,8 @@ class RayEngine(RemoteEngine):
     def _take(self, line: bytes) -> bool:
         """True for a list of replicas. Raises ValueError."""
         told: Any = json.loads(line)
+        if not isinstance(told, dict) or not isinstance(told.get("replicas", []), list):
+            raise ValueError("not a list of replicas")
         if "replicas" not in told:
             before, self.problem = self.problem, str(told.get("problem"))
             if self.problem != before:
