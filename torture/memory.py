@@ -17,7 +17,7 @@ _OBJECTS_PER_CALL = 0.02
 _FEW_OBJECTS = 12
 """A table of fixed size may fill up by so many objects of a type."""
 _TABLES = ("prometheus_client.samples.Exemplar", "urllib.parse.SplitResult")
-"""Types of larger tables: there is one exemplar for each bucket of each histogram, and Python keeps 128 parsed addresses."""
+"""Types of larger tables: each bucket of each histogram has one exemplar, and Python keeps 128 parsed addresses."""
 _TOLD_TYPES = 8
 
 
