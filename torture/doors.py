@@ -167,7 +167,7 @@ async def _carrier_call(
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg outlives its bot")
         elif (
             call.end.startswith("close") and not bot.torn and not media.torn and not media.missed_a_ping()
-            and media.close_code not in (1000, None)
+            and media.close_code not in (1000, None, *(_NO_MEDIA,) * bot.awaits_media)
         ):  # fmt: skip
             oracle.wrong(v.CLOSE, f"{call.door}: the media leg was closed with {media.close_code}, expected 1000")
     finally:
