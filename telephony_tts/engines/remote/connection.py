@@ -222,6 +222,10 @@ class EngineConnection:
         self._keys = itertools.count(1)
         self._out = OutgoingFrames()
         self._silence = PeerSilence(0)
+        self._counters: dict[str, float] = {}
+        """As of the last status. They stay while the server is lost."""
+        self._counted_before: dict[str, float] = {}
+        """The counters of engine processes that were replaced by others here."""
         self._cost = 0.0
         """The load of one utterance, as of the last status in which there was one."""
         self._given_s = 0.0
@@ -272,7 +276,11 @@ class EngineConnection:
         )
 
     def counters(self) -> dict[str, float]:
-        return dict(self._status.counters) if self._status is not None else {}
+        """They only grow, also when the server is lost or begins anew."""
+        total = dict(self._counted_before)
+        for name, value in self._counters.items():
+            total[name] = total.get(name, 0.0) + value
+        return total
 
     def version(self, voice: str) -> str | None:
         """The version of a voice, as of the last status. None if it is not known yet."""
@@ -511,6 +519,10 @@ class EngineConnection:
             self.voices = tuple(replace(voice, engine=self._engine_name) for voice in status.voices)
             self.removable = frozenset(status.removable)
             self._found.clear()
+        for name, value in self._counters.items():
+            if status.counters.get(name, 0.0) < value:  # a new process counts from 0
+                self._counted_before[name] = self._counted_before.get(name, 0.0) + value
+        self._counters = dict(status.counters)
         if not stats.is_ready:
             self.problem = "it is being stopped" if status.is_draining else "its engine is not ready"
         self._status = status

@@ -605,6 +605,39 @@ def test_the_voices_stay_while_a_replica_at_another_address_loads(tmp_path: Path
     run(work)
 
 
+def test_the_counters_of_replicas_only_grow(tmp_path: Path) -> None:
+    """A replica that is lost keeps what it had counted. One that began anew adds to it."""
+    one, two = (f"unix:{tmp_path}/{n}.sock" for n in range(2))
+
+    async def work() -> None:
+        async with serving(FakeEngine(slots=2), one), AsyncExitStack() as stack:
+            await stack.enter_async_context(serving(FakeEngine(slots=2), two))
+            async with attached(one, two) as engine:
+
+                def n_counted() -> float:
+                    return engine.counters()["utterances"]
+
+                await until(lambda: len(engine._ready) == 2, "both servers")
+                for n in range(4):  # two of them go to each
+                    await speak(engine, Utterance(str(n), TEXT))
+                await until(lambda: n_counted() == 4, "the counters")
+                assert [each.counters()["utterances"] for each in engine.replicas] == [2, 2]
+                await stack.aclose()
+                await until(lambda: len(engine._ready) == 1, "the loss")
+                assert n_counted() == 4
+                engine_again = FakeEngine(slots=2)
+                async with serving(engine_again, two):
+                    await until(lambda: len(engine._ready) == 2, "both servers again")
+                    assert n_counted() == 4
+                    while not engine_again.counters()["utterances"]:
+                        await speak(engine, Utterance("u", TEXT))
+                    n_new = engine_again.counters()["utterances"]
+                    await until(lambda: engine.replicas[1].counters()["utterances"] == 2 + n_new, "new counters")
+                assert n_counted() >= 4 + n_new
+
+    run(work)
+
+
 def test_a_replica_that_returns_with_another_token_is_used(tmp_path: Path) -> None:
     """What it speaks for the old token is finished."""
     address = f"unix:{tmp_path}/e.sock"
