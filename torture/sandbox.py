@@ -95,8 +95,12 @@ class MemoryGroup:
     def limit(self, n_bytes: int | None) -> None:
         """None: no limit."""
         if self._is_first:
-            (self._folder / "memory.oom_control").write_text("0" if n_bytes is None else "1")
-            (self._folder / "memory.limit_in_bytes").write_text("-1" if n_bytes is None else str(n_bytes))
+            # A process that waits for memory is killed if killing is allowed before there is memory.
+            settings = [("memory.oom_control", "1"), ("memory.limit_in_bytes", str(n_bytes))]
+            if n_bytes is None:
+                settings = [("memory.limit_in_bytes", "-1"), ("memory.oom_control", "0")]
+            for name, value in settings:
+                (self._folder / name).write_text(value)
         else:
             (self._folder / "memory.high").write_text("max" if n_bytes is None else str(n_bytes))
 

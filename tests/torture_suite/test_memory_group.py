@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torture.sandbox import memory_group, what_is_allowed
+from torture.sandbox import MemoryGroup, memory_group, what_is_allowed
 
 pytestmark = pytest.mark.slow
 
@@ -32,3 +32,18 @@ def test_a_process_that_is_started_in_the_group_leaves_it_too() -> None:
         subprocess.run(["kill", str(child)], check=True)
         parent.stdin.write("\n")
     assert "torture-" in inside and "torture-" not in outside
+
+
+def test_the_limit_is_lifted_before_killing_is_allowed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: in the other order a server that waited for memory was killed, now and then."""
+    for name in ("memory.limit_in_bytes", "memory.oom_control"):
+        (tmp_path / name).touch()
+    written = []
+    monkeypatch.setattr(Path, "write_text", lambda path, text: written.append((path.name, text)))
+    group = MemoryGroup(tmp_path)
+    group.limit(1000)
+    group.limit(None)
+    assert written == [
+        ("memory.oom_control", "1"), ("memory.limit_in_bytes", "1000"),
+        ("memory.limit_in_bytes", "-1"), ("memory.oom_control", "0"),
+    ]  # fmt: skip
