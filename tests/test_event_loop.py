@@ -182,6 +182,7 @@ meet.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
                     reason="arenas are glibc's")  # fmt: skip
 def test_threads_that_share_an_arena_give_back_what_they_no_longer_need() -> None:

@@ -152,6 +152,7 @@ event_loop.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_process_does_not_wait_for_a_dns_server_at_its_end() -> None:
     begin_s = time.monotonic()
     subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=20)

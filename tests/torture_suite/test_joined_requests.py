@@ -72,6 +72,7 @@ def test_speech_may_come_again_behind_its_response(
     assert call.found() == found
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_while_it_connects_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is made and it is told to leave in the same round of the event loop."""
 
@@ -105,6 +106,7 @@ def test_a_client_that_leaves_while_it_connects_has_left(monkeypatch: pytest.Mon
     asyncio.run(use())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_the_time_of_an_answer_has_no_stops_in_it(monkeypatch: pytest.MonkeyPatch, is_stopped: bool) -> None:
     """The head of the answer comes at once, and its first piece when the time is over."""

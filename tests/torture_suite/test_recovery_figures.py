@@ -90,6 +90,7 @@ def chosen(path: Path, note: str) -> argparse.Namespace:
     return argparse.Namespace(json=path, note=note, kills=1)
 
 
+@pytest.mark.slow
 def test_the_result_file_keeps_what_other_runs_have_found(tmp_path: Path) -> None:
     """Each victim is there with the settings of its own run, and the parts of other commands stay."""
     path = tmp_path / "torture.json"

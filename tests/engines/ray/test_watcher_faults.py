@@ -23,6 +23,7 @@ def put_program(path: Path, line: str) -> None:
     new.replace(path)
 
 
+@pytest.mark.slow
 def test_after_any_fault_of_the_watcher_the_replicas_are_known_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
