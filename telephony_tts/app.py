@@ -720,7 +720,6 @@ async def serve(
                 if experiments is not None:
                     check_voices(experiments.content, catalog, str(config.experiments.file))
                 event_loop.settle()
-                server.registry.ended = event_loop.CallGarbage()
                 server.ready = True
                 await server.start_listening()
                 scheme = "wss" if settings.tls is not None else "ws"

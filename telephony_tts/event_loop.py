@@ -23,7 +23,6 @@ _SWITCH_S = 0.0005
 """The interpreter's switch interval. The default of 5 ms is a quarter of a frame: too long for a call to wait for an
 engine thread, or for an engine to wait for the event loop."""
 
-CALLS_A_COLLECTION = 40
 _SHORT_SWITCH_S = 0.00005
 _M_ARENA_MAX = -8
 """Of mallopt() in glibc's malloc.h."""
@@ -69,23 +68,6 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-class CallGarbage:
-    """Collects the garbage of every few calls. To be called at the end of each one, in a process that has settled.
-
-    The objects of a call refer to each other, so only a full collection frees them. Python makes one when a quarter of
-    all objects is new. Then it finds the garbage of many calls, and stops the others for longer than a frame
-    (docs/experiments.md).
-    """
-
-    def __init__(self) -> None:
-        self._n_ended = 0
-
-    def __call__(self) -> None:
-        self._n_ended += 1
-        if self._n_ended % CALLS_A_COLLECTION == 0:
-            gc.collect()
 
 
 def share_one_arena() -> None:

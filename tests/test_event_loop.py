@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -115,24 +114,6 @@ def test_objects_loaded_at_start_are_frozen_for_the_garbage_collector() -> None:
     later: list[object] = [[]]
     walked = {id(thing) for thing in gc.get_objects()}
     assert id(loaded) not in walked and id(later) in walked
-
-
-def test_the_garbage_of_calls_is_collected_after_every_few() -> None:
-    class Part:
-        def __init__(self) -> None:
-            self.whole = self
-
-    garbage = event_loop.CallGarbage()
-    gc.disable()
-    try:
-        parts = [weakref.ref(Part()) for _ in range(100)]
-        for _ in range(event_loop.CALLS_A_COLLECTION - 1):
-            garbage()
-        assert all(part() is not None for part in parts)
-        garbage()
-        assert all(part() is None for part in parts)
-    finally:
-        gc.enable()
 
 
 def test_work_that_gives_way_leaves_the_switch_interval_as_it_was() -> None:

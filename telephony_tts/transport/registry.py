@@ -44,8 +44,6 @@ class Registry:
         """The limit of `n_requests_of_all`."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the numbers of calls have changed, which other processes must know."""
-        self.ended: Callable[[], None] = lambda: None
-        """Called when a call is over."""
         self._n_arriving = 0
         self._calls: dict[str, Call] = {}
         self._alive: set[Call] = set()
@@ -224,7 +222,6 @@ class Registry:
         finally:
             self._forget(call)
             self.changed()
-            self.ended()
 
     def _forget(self, call: Call) -> None:
         if self._calls.get(call.id) is call:
