@@ -815,8 +815,8 @@ async def _watch_disks(config: Config) -> None:
             for name, folder in written.items():
                 try:
                     usage = await asyncio.wrap_future(pool.submit(shutil.disk_usage, folder))
-                except OSError:
-                    continue  # it does not exist yet
+                except (OSError, RuntimeError):
+                    continue  # it does not exist yet, or no thread could be started
                 metrics.DISK_FREE_BYTES.labels(name).set(usage.free)
                 metrics.DISK_SIZE_BYTES.labels(name).set(usage.total)
             await asyncio.sleep(_DISK_CHECK_S)

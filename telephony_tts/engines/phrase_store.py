@@ -133,7 +133,9 @@ class PhraseStore:
         self._reader = DaemonPool(1, "phrases-read")
         self._writer = DaemonPool(1, "phrases-write")
         try:
-            self._disk = await asyncio.get_running_loop().run_in_executor(self._writer, self._open)
+            loop = asyncio.get_running_loop()
+            self._disk = await loop.run_in_executor(self._writer, self._open)
+            await loop.run_in_executor(self._reader, int)  # its thread starts now, when a refusal harms no call
         except BaseException:
             await self.close()
             raise

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from telephony_tts import logs
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.errors import AudioError
 
 _AGAIN_S = 10
 """How soon after a failure the network is loaded again: the machine may have had no memory or descriptor left."""
+_NO_THREAD_S = 1
+"""How soon it is tried again to start a thread. Until then calls wait for the network, and are not told of a failure,
+after which they would not listen any more."""
 
 _log = logs.get(__name__)
 
@@ -24,7 +28,8 @@ class VoiceModelSource:
         self._make = make
         self._model: VoiceModel | None = None
         self._error: AudioError | None = None
-        self._failed_ns = 0
+        self._again_ns = 0
+        """Not to be tried before."""
         self._is_loading = False
 
     def load(self) -> VoiceModel:
@@ -39,14 +44,24 @@ class VoiceModelSource:
 
         Only for the event loop.
         """
-        if self._error is not None:
-            if monotonic_ns() - self._failed_ns < _AGAIN_S * NS_PER_S:
+        if self._model is not None:
+            return self._model
+        if self._is_loading or monotonic_ns() < self._again_ns:
+            if self._error is not None:
                 raise AudioError(self._error.message)
-            self._error = None
-        if self._model is None and not self._is_loading:
-            self._is_loading = True
-            asyncio.get_running_loop().run_in_executor(None, self.load).add_done_callback(self._loaded)
-        return self._model
+            return None
+        self._error = None
+        pool = DaemonPool(1, "voice model")
+        try:
+            loading = asyncio.get_running_loop().run_in_executor(pool, self.load)
+        except RuntimeError as error:  # the machine or the container has as many threads as it may have
+            self._again_ns = monotonic_ns() + _NO_THREAD_S * NS_PER_S
+            _log.warning("voice_model_waits", why=str(error))
+            return None
+        pool.shutdown(wait=False)
+        self._is_loading = True
+        loading.add_done_callback(self._loaded)
+        return None
 
     def _loaded(self, loading: asyncio.Future[VoiceModel]) -> None:
         self._is_loading = False
@@ -55,7 +70,7 @@ class VoiceModelSource:
         error = loading.exception()
         if error is not None:
             message = error.message if isinstance(error, AudioError) else f"the voice model cannot be made: {error}"
-            self._error, self._failed_ns = AudioError(message), monotonic_ns()
+            self._error, self._again_ns = AudioError(message), monotonic_ns() + _AGAIN_S * NS_PER_S
             _log.error("voice_model_unavailable", why=message)
 
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import multiprocessing
 import sqlite3
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -430,6 +431,26 @@ def test_a_crafted_index_runs_nothing_and_touches_nothing_outside(tmp_path: Path
         cache.get("k")
     assert PhraseStore(MB, tmp_path, MB).on_disk(clear=True)[0] == ["k", "(not a phrase)"]
     assert not ran.exists() and victim.read_bytes() == b"mine"
+
+
+def test_speech_needs_no_new_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may refuse threads while it has no memory. What a store needs of them it has from the start."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        kept, engine, store = await keeper(tmp_path, at_once=True)
+        with monkeypatch.context() as only_now:
+            only_now.setattr(threading.Thread, "start", refuse)
+            first = await speak(kept)
+            await store.written()
+            store._kept.clear()
+            assert_same(await speak(kept), first)
+        assert engine.n_asked == 1
+        await kept.close()
+
+    run(main)
 
 
 def test_other_users_cannot_reach_what_is_kept(tmp_path: Path) -> None:

@@ -95,6 +95,34 @@ def test_a_network_that_could_not_be_loaded_once_is_loaded_later(monkeypatch: py
     run(main)
 
 
+def test_without_a_free_thread_the_network_comes_later_and_no_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is refused while the machine has no memory: a call must neither crash nor stay deaf."""
+    clock_s, n_refused = [1000.0], 0
+    monkeypatch.setattr(voice_model, "monotonic_ns", lambda: int(clock_s[0] * 1e9))
+    start = threading.Thread.start
+
+    def make() -> Any:
+        return "the model"
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal n_refused
+        n_refused += 1
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        source: Any = VoiceModelSource(make)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert source.find() is None
+        clock_s[0] += 0.5
+        assert source.find() is None and n_refused == 1, "not tried for each frame of each call"
+        monkeypatch.setattr(threading.Thread, "start", start)
+        clock_s[0] += 0.6
+        await until(lambda: source.find() == "the model", "the model")
+        await until(lambda: not any(each.name.startswith("voice model") for each in threading.enumerate()), "its end")
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("barge_in.enabled", True), ("caller.silent_ms", 5000), ("caller.answering_machine", True)],
