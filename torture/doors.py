@@ -91,7 +91,7 @@ async def _native_call(
     try:
         if is_back and await link.is_taken(NOTICED_S):
             return False
-        await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
+        await Script(call, link, oracle, time.monotonic_ns, around.sound_address).perform(link.closed.done)
         await _end(call, around, link)
     finally:
         link.close()
@@ -154,7 +154,7 @@ async def _carrier_call(
         if is_back and (await bot.is_taken(NOTICED_S) or not await bot.gets_media(media.closed, NOTICED_S)):
             bot.was_taken = True
             return False
-        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
+        await Script(call, bot, oracle, time.monotonic_ns, around.sound_address).perform(bot.closed.done)
         if call.end in _MEDIA_ENDS:
             oracle.owes_answers = False
             _MEDIA_ENDS[call.end](media)
@@ -220,7 +220,7 @@ async def _far_engine(call: CallHistory, number: int, around: Surroundings) -> N
     link = BotLink(f"/v1/stream?audio=binary&words=on&{urlencode(call.options)}", around, oracle)
     await link.connect_in_time(around.port, CONNECT_S)
     try:
-        await Script(call, link, oracle, time.monotonic_ns, around.sounds_url).perform(link.closed.done)
+        await Script(call, link, oracle, time.monotonic_ns, around.sound_address).perform(link.closed.done)
         await _end(call, around, link)
         _fails_in_time(oracle, around, _FAILS_S[call.options["lang"]])
     finally:
@@ -256,7 +256,7 @@ async def _bridge(call: CallHistory, number: int, around: Surroundings) -> None:
     try:
         await bot.connect_in_time(around.port, CONNECT_S)
         await loop.create_connection(lambda: telephone, "127.0.0.1", around.media_port)
-        await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
+        await Script(call, bot, oracle, time.monotonic_ns, around.sound_address).perform(bot.closed.done)
         if call.end in ("hangup", "media_rst"):
             oracle.owes_answers = False
             (telephone.hang_up if call.end == "hangup" else telephone.reset)()
@@ -289,7 +289,7 @@ async def _asterisk(call: CallHistory, number: int, around: Surroundings) -> Non
         feeding = asyncio.create_task(phone.feed(oracle))
         try:
             await bot.connect_in_time(around.port, CONNECT_S)
-            await Script(call, bot, oracle, time.monotonic_ns, around.sounds_url).perform(bot.closed.done)
+            await Script(call, bot, oracle, time.monotonic_ns, around.sound_address).perform(bot.closed.done)
             if call.end == "hangup":
                 oracle.owes_answers = False
                 phone.hang_up()

@@ -46,14 +46,14 @@ _THREADS_SPARE = 2
 async def run_round(whole: Round, subject: Subject) -> Tally:
     """What was checked and what was found."""
     stops = Stops()
-    around = Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, sounds_url=subject.sounds.url)
+    around = _around(subject, stops)
     kinds = {fault.kind for fault in whole.faults}
     around.asterisk = subject.asterisk
     around.may_fail = bool(kinds & {"kill_engine", "kill_cosyvoice2"})
     around.may_lose_names = "lose_names" in kinds
     around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine"}) or whole.shape == COSYVOICE2
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: around.crashes.append(str(context.get("exception") or context.get("message")))
+        lambda _, context: around.crashes.append(f"{context.get('message')}: {context.get('exception')!r}")
     )
     if any(call.door in CARRIERS for call in whole.calls):
         carriers.prepare()
@@ -86,6 +86,11 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     around.tally.n_checked[v.OWN] += 1
     around.tally.violations += [Violation(v.OWN, crash) for crash in around.crashes[:5]]
     return around.tally
+
+
+def _around(subject: Subject, stops: Stops) -> Surroundings:
+    address = subject.sounds.address
+    return Surroundings(subject.port, Tally(), stops, media_port=subject.media_port, sound_address=address)
 
 
 async def _take_over(machine: Standstills, stops: Stops, begin_ns: int) -> None:
@@ -129,7 +134,7 @@ async def _at_its_time(call: CallHistory, number: int, around: Surroundings) -> 
 
 async def warm_up(subject: Subject) -> Holdings:
     """Two calls through each door, one after the other, and what the server holds after them."""
-    around = Surroundings(subject.port, Tally(), Stops(), media_port=subject.media_port, sounds_url=subject.sounds.url)
+    around = _around(subject, Stops())
     doors = {"bridge": ("native", "bridge"), "names": ("native", "no_bot", "far_engine")}.get(
         subject.shape, _WARM_DOORS
     )

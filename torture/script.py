@@ -11,7 +11,7 @@ from torture.grammar import invalid
 from torture.histories import CallHistory, Step
 from torture.letters import markup, sentence
 from torture.oracle import NativeOracle
-from torture.sound_server import BAD, PATH
+from torture.sound_server import BAD, no_server
 
 SOUND, BED = "ringback", "hold"
 """Sounds that each server under test has. The second one has no pauses."""
@@ -48,14 +48,14 @@ class Script:
 
     def __init__(
         self, call: CallHistory, side: BotSide, oracle: NativeOracle, now_ns: Callable[[], int],
-        sounds_url: str = f"http://127.0.0.1{PATH}",
+        sound_address: Callable[[str, int], str] = no_server,
     ) -> None:  # fmt: skip
-        """`sounds_url` is where the torture's server of sounds is."""
+        """`sound_address(kind, number)` is where the torture's server of sounds has a sound of this kind."""
         self._steps = call.steps
         self._side = side
         self._oracle = oracle
         self._now_ns = now_ns
-        self._sounds_url = sounds_url
+        self._sound_address = sound_address
         self._choose = random.Random(f"{call.seed} words")
         self._n_turns = 0
         self._n_marks = 0
@@ -170,8 +170,8 @@ class Script:
             return
         what = {"name": SOUND}
         if "url" in how:
-            # A sound is kept by its address, so most addresses are new.
-            what = {"url": f"{self._sounds_url}{how['url']}.wav?{self._choose.randint(0, 1000)}"}
+            # A sound is kept by its address, so most addresses are new, where the server of sounds has so many.
+            what = {"url": self._sound_address(how["url"], self._choose.randint(0, 1000))}
             how = {}
         if turn is None or self._choose.random() < 0.5:
             self._n_turns += 1

@@ -123,7 +123,7 @@ def soak_server(
     from torture.subject import Subject
 
     tally, number = Tally(), 0
-    with Subject(shape, defects=defects) as subject:
+    with Subject(shape, defects=defects, keeps_sounds=True) as subject:
         before = in_loop(warm_up(subject))
         memories = {pid: ProcessMemory(name, n_calls) for name, pid in _numbered(subject.processes()).items()}
 

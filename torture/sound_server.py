@@ -24,14 +24,25 @@ BAD = ("none", "moved", "broken", "page", "noise", "stuck", "trickle")
 """404, a redirect, fewer bytes than promised, HTML, no sound, no answer, and a byte now and then."""
 
 
+def no_server(kind: str, number: int) -> str:
+    """The address of a sound where no server is."""
+    return f"http://127.0.0.1{PATH}{kind}.wav?{number}"
+
+
 class SoundServer:
     """Use as a context manager. `url` is the beginning of the addresses."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_addresses: int = 1000) -> None:
+        """A server keeps a sound by its address, and each kind of sound has `n_addresses`."""
+        self._n_addresses = n_addresses
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="sound server")
         self.url = f"http://127.0.0.1:{self._server.server_port}{PATH}"
+
+    def address(self, kind: str, number: int) -> str:
+        """One of the addresses of this kind of sound."""
+        return f"{self.url}{kind}.wav?{number % self._n_addresses}"
 
     def __enter__(self) -> SoundServer:
         self._thread.start()

@@ -37,7 +37,9 @@ SETTINGS = (
 )  # fmt: skip
 _DESCRIPTORS = 220
 _SOUNDS_MB = 1
-"""So the store of sounds is full after some seconds, and what it keeps is no growth of memory."""
+"""The store of sounds is full after some seconds, so that what it keeps is no growth of memory."""
+_ALL_SOUNDS_MB, _FEW_ADDRESSES = 64, 2
+"""All sounds that calls play fit in so much, where each kind of sound has so few addresses."""
 _PATHS = (ROOT, ROOT / "benchmarks", ROOT / "torture" / "inside")
 """Of the processes under test. The last one has `sitecustomize`, which they import by themselves."""
 _TOKEN = "the-token-of-the-engine"
@@ -59,8 +61,11 @@ class Subject:
     """Use as a context manager. `port` is where bots and carriers connect, `media_port` where the bridge awaits
     Asterisk. `asterisk` is a real one."""
 
-    def __init__(self, shape: str, *, defects: Sequence[str] = ()) -> None:
+    def __init__(self, shape: str, *, defects: Sequence[str] = (), keeps_sounds: bool = False) -> None:
+        """`keeps_sounds`: the server keeps all sounds that calls play, so that its memory does not swing by what it
+        loads again. Then few sounds are fetched."""
         self.shape = shape
+        self._keeps_sounds = keeps_sounds
         self._defects = defects
         self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
         self.port = self.media_port = 0
@@ -92,9 +97,9 @@ class Subject:
         self.close()
 
     def _start(self) -> None:
-        self.sounds = self._stack.enter_context(SoundServer())
+        self.sounds = self._stack.enter_context(SoundServer(_FEW_ADDRESSES) if self._keeps_sounds else SoundServer())
         settings = [*SETTINGS, f'sounds.urls=["{self.sounds.url}"]', f"sounds.fetch_s={FETCH_S}",
-                    f"sounds.memory_mb={_SOUNDS_MB}",
+                    f"sounds.memory_mb={_ALL_SOUNDS_MB if self._keeps_sounds else _SOUNDS_MB}",
                     f"recordings.folder={self.recordings}", "recordings.keep_mb=0"]  # fmt: skip
         flags: list[str] = []
         if self.shape == "engine":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torture.recordings import Recorded
+from torture.sound_server import no_server
 from torture.violations import Stops, Tally
 
 MS = 1_000_000
@@ -37,8 +39,8 @@ class Surroundings:
     """Where telephone calls come in: the bridge's AudioSocket port."""
     proxy_port: int = 0
     """A way to the server that delays and cuts what passes."""
-    sounds_url: str = ""
-    """Where the server of sounds is."""
+    sound_address: Callable[[str, int], str] = no_server
+    """Where the server of sounds has a sound of this kind (`SoundServer.address`)."""
     asterisk: Any = None
     """A real Asterisk, where calls come in at the extensions of the shipped dialplan."""
     telephones: Any = None
