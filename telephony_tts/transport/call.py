@@ -352,19 +352,31 @@ class Call:
         if self._end is not None:
             return
         self._end = (code, reason)
-        if self.recording is not None:
-            self.recording.end("call_ended")
+        self._over.set()
         self._claimed()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # Whatever fails: the rest follows, so that no leg stays open and the id becomes free.
+        for end in (self._end_recording, self._end_media, self._end_bot_if_all_is_written, self.on_over):
+            try:
+                if end is not None:
+                    end()
+            except Exception:
+                self.log.exception("end_crashed")
+
+    def _end_recording(self) -> None:
+        if self.recording is not None:
+            self.recording.end("call_ended")
+
+    def _end_media(self) -> None:
+        assert self._end is not None
         if self.media is not None and self.media is not self.bot:
-            self.media.end(code, reason)
+            self.media.end(*self._end)
+
+    def _end_bot_if_all_is_written(self) -> None:
         if not self._n_unwritten:
             self._end_bot()
-        self._over.set()
-        if self.on_over is not None:
-            self.on_over()
 
     def _end_bot(self) -> None:
         """End the bot's leg, once. What is written later of a recording is told to nobody."""

@@ -217,3 +217,47 @@ def test_the_voice_of_the_greeting_is_the_one_that_will_speak() -> None:
         assert call.voice_name("fake/tone") == "fake/tone"
 
     run(main)
+
+
+def broken(*_: object) -> None:
+    raise ZeroDivisionError("a bug of ours")
+
+
+class BrokenLeg(RecordingLeg):
+    def end(self, code: int, reason: str) -> None:
+        super().end(code, reason)
+        broken()
+
+
+class BrokenRecording:
+    end = broken
+
+
+@pytest.mark.parametrize("what", ["recording", "media leg", "bot leg", "id"])
+def test_a_call_ends_with_both_legs_whatever_fails_at_its_end(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned: the call stayed for ever, and with it its place and the drain."""
+
+    async def main() -> None:
+        call = new_call(media=False)
+        task = await live(call)
+        bot = BrokenLeg() if what == "bot leg" else RecordingLeg()
+        media = BrokenLeg() if what == "media leg" else RecordingLeg()
+        call.join_bot(bot, bot.encode, READY)
+        call.join_media(media, media.encode)
+        freed: list[bool] = []
+
+        def free() -> None:
+            freed.append(True)
+            if what == "id":
+                broken()
+
+        call.on_over = free
+        if what == "recording":
+            call.recording = BrokenRecording()  # type: ignore[assignment]
+        call.finish(1000, "over")
+        await task
+        assert bot.ended == media.ended == [(1000, "over")] and freed == [True]
+
+    run(main, within_s=5)
+    (record,) = [record for record in caplog.records if record.message == "end_crashed"]
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
