@@ -15,7 +15,7 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.fronts import metrics_folder
 from telephony_tts.fronts.claims import Claims, UsedNonces
-from telephony_tts.fronts.loads import Loads, name_of, parts_of
+from telephony_tts.fronts.loads import SILENT_NS, Loads, name_of, parts_of
 from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, packed, snapshot, unpacked
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import ACTIVITY, METRICS, SocketMover
@@ -51,8 +51,9 @@ class Front:
         self._others_use: list[Mapping[str, Mapping[str, float]]] = []
         self._failing: set[str] = set()
         """The events of the log that say what fails now."""
-        self._gone: set[str] = set()
-        """Fronts whose sockets refuse connections, though their slots are not cleared yet."""
+        self._gone: dict[str, int] = {}
+        """Fronts that have ended, though their slots are not cleared yet, with their last beat. One that beats again
+        lives."""
         self._under_way: Counter[str] = Counter()
         self._claims = Claims(folder.calls, folder.claims_lock, self.name, self._is_alive)
         self._nonces = UsedNonces(folder.nonces, _MOST_NONCES // loads.n)
@@ -82,7 +83,10 @@ class Front:
             number, generation = parts_of(name)
         except ValueError:
             return False
-        return number < self._loads.n and self._loads.generation(number) == generation and name not in self._gone
+        return number < self._loads.n and self._loads.generation(number) == generation and not self._has_ended(name)
+
+    def _has_ended(self, name: str) -> bool:
+        return name in self._gone and self._gone[name] == self._loads.beat_ns(parts_of(name)[0])
 
     # ----------------------------------------------------------------- load
 
@@ -110,7 +114,7 @@ class Front:
         return {
             name: self._loads.read(parts_of(name)[0], now_ns)
             for name in self._loads.names()
-            if name != self.name and name not in self._gone
+            if name != self.name and not self._has_ended(name)
         }
 
     # ----------------------------------------------------------------- keys
@@ -160,8 +164,12 @@ class Front:
             await self._mover.move(to, sock, moved, may_stay=may_stay)
         except FrontSilent:
             raise
-        except FrontGone:
-            self._gone.add(to)
+        except FrontGone as gone:
+            beat_ns = self._loads.beat_ns(parts_of(to)[0])
+            # A front that beats may have closed one connection unanswered, for want of memory. It is tried again.
+            has_socket = not isinstance(gone.__cause__, ConnectionRefusedError | FileNotFoundError)
+            if not has_socket or monotonic_ns() - beat_ns > SILENT_NS:
+                self._gone[to] = beat_ns
             raise
         finally:
             self._under_way[to] -= 1

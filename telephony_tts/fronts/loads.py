@@ -72,6 +72,10 @@ class Loads:
             bool(values[at + _AWAITS]), bool(values[at + _ABLE]) and not hangs, bool(values[at + _DRAINING]),
         )  # fmt: skip
 
+    def beat_ns(self, number: int) -> int:
+        """When the front of this number has written last; 0 if none runs."""
+        return self._values[number * _FIELDS + _BEAT]
+
     def generation(self, number: int) -> int:
         """Of the front that runs; 0 if none does."""
         return self._values[number * _FIELDS + _GENERATION]

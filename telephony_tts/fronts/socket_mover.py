@@ -66,8 +66,8 @@ class SocketMover:
                     await room.acquire()
                     try:
                         connection, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # too many open files, for example
-                        _log.error("moved_connection_not_taken", why=error.strerror or str(error))
+                    except Exception as error:  # too many open files, for example
+                        _log.error("moved_connection_not_taken", why=str(error) or type(error).__name__)
                         room.release()
                         await asyncio.sleep(_ACCEPT_AGAIN_S)
                         continue
@@ -100,7 +100,8 @@ class SocketMover:
             _log.exception("moved_connection_not_taken")
         finally:
             for fd in fds:
-                os.close(fd)
+                with suppress(OSError):
+                    os.close(fd)
             connection.close()
 
     async def move(self, to: str, sock: socket.socket, moved: MovedSocket, *, may_stay: bool) -> None:
