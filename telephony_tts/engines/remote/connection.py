@@ -359,8 +359,9 @@ class EngineConnection:
             failure.code() in _REFUSALS or any(each in str(failure.details()) for each in (_HANDSHAKE, _WRONG_HOST))
         )
         before, self.problem = self.problem, self._what(failure)
-        if self.attached is not None or self.problem != before:
-            _log.warning("engine_server_lost", engine=self._engine_name, target=self.target, why=self.problem)
+        if self.attached is None and self.problem == before:
+            return
+        _log.warning("engine_server_lost", engine=self._engine_name, target=self.target, why=self.problem)
         if not isinstance(failure, grpc.aio.AioRpcError | BadMessage | TimeoutError | OSError):
             _log.exception("engine_connection_crashed", engine=self._engine_name, target=self.target)
 
