@@ -841,7 +841,11 @@ def open_tracing(config: Config) -> TurnTracing | None:
 async def _close_tracing(tracing: TurnTracing) -> None:
     """Send the last spans, unless the collector takes too long."""
     pool = DaemonPool(1, "last spans")
-    sent = asyncio.wrap_future(pool.submit(tracing.close))
+    try:
+        sent = asyncio.wrap_future(pool.submit(tracing.close))
+    except RuntimeError as error:
+        _log.warning("spans_lost", why=str(error))
+        return
     _, late = await asyncio.wait((sent,), timeout=_LAST_SPANS_S)
     if late:
         _log.warning("spans_lost", why=f"tracing.endpoint did not take the last spans within {_LAST_SPANS_S:g} s")

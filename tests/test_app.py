@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from clean_run import until
+from log_lines import lines
 
 from telephony_tts import app, config
 from telephony_tts.engines.catalog import Catalog
@@ -98,6 +99,27 @@ def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
             assert ring.find(b"one") is None
 
     asyncio.run(main())
+
+
+def test_the_end_of_a_server_goes_on_if_no_thread_can_send_the_last_spans(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: it ended in a traceback."""
+
+    class LastSpans:
+        def close(self) -> None:
+            raise AssertionError("it may take seconds, so it is not called in the event loop")
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            await app._close_tracing(LastSpans())  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert lines(caplog, "spans_lost") == [{"why": "can't start new thread"}]
 
 
 def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,13 @@ class Recordings:
         """End what is being recorded, and write what waits."""
         for live in list(self._live):
             live.end("call_ended")
-        if self._writer is not None and not await asyncio.to_thread(self._writer.stop, _STOP_WITHIN_S):
+        if self._writer is None:
+            return
+        try:
+            is_written = await asyncio.to_thread(self._writer.stop, _STOP_WITHIN_S)
+        except RuntimeError:  # no thread could be started; all calls have ended, so that nothing else waits
+            is_written = self._writer.stop(_STOP_WITHIN_S)
+        if not is_written:
             _log.warning("recordings_not_written", why=f"the disk took longer than {_STOP_WITHIN_S:g} s")
 
 

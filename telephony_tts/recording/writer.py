@@ -167,7 +167,10 @@ class Writer:
         swept_ns = sweep_ns = monotonic_ns()
         while True:
             if monotonic_ns() >= sweep_ns:
-                self._sweep()
+                try:
+                    self._sweep()
+                except Exception:
+                    _log.exception("recordings_not_swept")
                 swept_ns = monotonic_ns()
                 sweep_ns = swept_ns + int(_SWEEP_S * NS_PER_S)
             try:

@@ -304,3 +304,25 @@ def test_settings_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
         load(None, {"recordings.keep_mb": 10}, environ={})
     assert not load(None, {}, environ={}).recordings.is_on
     assert not load(None, {"recordings.folder": str(tmp_path), "recordings.calls": "none"}, environ={}).recordings.is_on
+
+
+def test_what_waits_is_written_at_the_end_if_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: the server ended in a traceback, and the last second was lost."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        recordings = Recordings(RecordingSettings(folder=str(tmp_path)))
+        recordings.open()
+        recordings.begin("c1", "stream", Session(SessionSettings(), monotonic_ns()), LOG, lambda: None, lambda _: None)
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            await recordings.close()
+
+    asyncio.run(main())
+    (timeline,) = tmp_path.glob("*.jsonl")
+    rows = [json.loads(line) for line in timeline.read_bytes().splitlines()]
+    assert [row["type"] for row in rows] == ["recording", "ended"]

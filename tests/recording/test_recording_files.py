@@ -446,3 +446,25 @@ def test_a_file_that_gets_no_header_is_removed(tmp_path: Path) -> None:
     file.write(block(0))
     file.close()
     assert file.failure == "disk_full" and not list(tmp_path.iterdir())
+
+
+def test_a_fault_while_old_files_are_looked_for_does_not_end_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: the thread ended, and no recording was written any more."""
+    looked = threading.Event()
+
+    def fail(*_: object) -> list[Path]:
+        looked.set()
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr(folders, "to_remove", fail)
+    writer = Writer(tmp_path, 1_000_000, 1, 0)
+    writer.start()
+    assert looked.wait(5)
+    file = a_file(tmp_path)
+    assert writer.put(file, block(0))
+    writer.finish(file)
+    assert writer.stop(5)
+    assert read(tmp_path)[0].shape == (8000, 2)
+    assert "recordings_not_swept" in caplog.messages
