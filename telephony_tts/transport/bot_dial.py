@@ -70,9 +70,9 @@ async def _connect(call: Call, settings: TransportSettings) -> DialledConnection
                     )
                     assert isinstance(connection, DialledConnection)
                     return connection
-                except OSError as error:
-                    # A bot that is starting refuses connections for a moment.
-                    why = error.strerror or str(error)
+                except (OSError, RuntimeError) as error:
+                    # A bot that is starting refuses connections for a moment, and so may the machine refuse a thread.
+                    why = getattr(error, "strerror", None) or str(error)
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         pass

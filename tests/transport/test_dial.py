@@ -7,8 +7,11 @@ import socket
 from typing import Any
 
 import pytest
+from server_settings import transport_settings
+from stage import new_call
 from websockets.asyncio.server import ServerConnection, serve
 
+from telephony_tts.transport.bot_dial import _connect
 from telephony_tts.transport.connection import Dial
 
 pytestmark = pytest.mark.slow
@@ -55,5 +58,31 @@ def test_the_error_is_that_of_the_last_address() -> None:
         loop.getaddrinfo = look_up  # type: ignore[assignment, method-assign]
         with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.78"):
             await Dial("ws://bot.example:9/bot")
+
+    asyncio.run(main())
+
+
+def test_the_bot_is_dialled_again_if_the_machine_has_no_thread_for_it_at_first() -> None:
+    """Pinned: the call crashed."""
+
+    async def greet(peer: ServerConnection) -> None:
+        await peer.wait_closed()
+
+    async def main() -> None:
+        async with serve(greet, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            loop = asyncio.get_running_loop()
+            healthy, failures = loop.getaddrinfo, iter([RuntimeError("can't start new thread")])
+
+            async def look_up(host: str, port: int, **how: Any) -> list[tuple[Any, ...]]:
+                for failure in failures:
+                    raise failure
+                return await healthy(host, port, **how)
+
+            loop.getaddrinfo = look_up  # type: ignore[assignment, method-assign]
+            call = new_call(media=False)
+            connection = await _connect(call, transport_settings(bot_url=f"ws://127.0.0.1:{port}/bot"))
+            assert connection is not None and not call.over
+            await connection.close()
 
     asyncio.run(main())
