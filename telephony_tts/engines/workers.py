@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from telephony_tts.engines.api import EngineStats
-from telephony_tts.errors import EngineError
+from telephony_tts.errors import EngineError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +107,19 @@ class WorkerPool:
             threading.Thread(target=self._serve, args=(exited,), name=f"{name}-{i}", daemon=True)
             for i, exited in enumerate(self._exited)
         ]
-        for thread in self._threads:
-            thread.start()
+        n_started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                n_started += 1
+        except RuntimeError as error:  # the machine or the container has as many threads as it may have
+            self._threads = self._threads[:n_started]
+            with self._ready:
+                self._is_closed = True
+                self._ready.notify_all()
+            for thread in self._threads:
+                thread.join()
+            raise EngineUnavailable(f"{name} cannot start its {n_workers} threads: {error}") from error
 
     def stats(self) -> EngineStats:
         with self._ready:
@@ -228,10 +239,15 @@ class WorkerPool:
     # ----------------------------------------------------------------------- on a worker
 
     def _serve(self, exited: asyncio.Event) -> None:
-        while (job := self._next()) is not None:
-            self._advance(job)
-            del job  # an idle worker must not keep the last job alive
-        self._loop.call_soon_threadsafe(exited.set)
+        try:
+            while (job := self._next()) is not None:
+                try:
+                    self._advance(job)
+                except Exception:
+                    log.exception("a worker of %s failed", self.name)
+                del job  # an idle worker must not keep the last job alive
+        finally:
+            self._loop.call_soon_threadsafe(exited.set)
 
     def _next(self) -> _Job[Any] | None:
         with self._ready:

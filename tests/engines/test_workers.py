@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.workers import Cancelled, Work, WorkerPool
-from telephony_tts.errors import EngineError
+from telephony_tts.errors import EngineError, EngineUnavailable
 
 LIMIT_S = 30.0
 
@@ -345,5 +345,44 @@ def test_an_error_keeps_no_state_of_the_work_alive() -> None:
         finally:
             gc.enable()
         await pool.close()
+
+    run(body)
+
+
+def test_a_fault_at_the_end_of_work_ends_no_worker() -> None:
+    """Pinned: the worker was gone, and `close` waited for it."""
+
+    async def body() -> None:
+        pool: Any = WorkerPool(1, "pool")
+        end, failures = pool._end, iter([ZeroDivisionError("a bug of ours")])
+
+        def end_and_fail(*about: Any) -> None:
+            end(*about)
+            for failure in failures:
+                raise failure
+
+        pool._end = end_and_fail
+        assert await collect(pool.stream(count_to(3))) == [0, 1, 2]
+        assert await asyncio.wait_for(collect(pool.stream(count_to(2))), 5) == [0, 1]
+        await asyncio.wait_for(pool.close(), 5)
+
+    run(body)
+
+
+def test_a_pool_that_gets_only_some_of_its_threads_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: those that had begun were left behind."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "pool-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def body() -> None:
+        before = set(threading.enumerate())
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EngineUnavailable, match="pool cannot start its 3 threads: can't start new thread"):
+            WorkerPool(3, "pool")
+        assert set(threading.enumerate()) == before
 
     run(body)
