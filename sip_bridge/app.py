@@ -92,7 +92,8 @@ class SipBridge:
             listener = await _listen(
                 "audiosocket", where.host, where.port,
                 loop.create_server(
-                    lambda: CallerSocket(self._accept), where.host, where.port, reuse_address=True, start_serving=False
+                    event_loop.or_refuse(lambda: CallerSocket(self._accept)), where.host, where.port,
+                    reuse_address=True, start_serving=False,
                 ),
             )
             try:

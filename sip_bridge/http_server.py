@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from sip_bridge import metrics
-from telephony_tts import logs
+from telephony_tts import event_loop, logs
 from telephony_tts.transport.request_head import RequestHead
 
 _log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
@@ -53,7 +53,12 @@ class HttpServer:
 
     async def listen(self, host: str, port: int) -> None:
         """Raises OSError for a port in use."""
-        self._server = await asyncio.start_server(self._handle, host, port, reuse_address=True)
+
+        def protocol() -> asyncio.StreamReaderProtocol:  # as `asyncio.start_server` makes it
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._handle)
+
+        make = event_loop.or_refuse(protocol)
+        self._server = await asyncio.get_running_loop().create_server(make, host, port, reuse_address=True)
 
     @property
     def port(self) -> int:

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.name_lookup import Found, NameLookups
 
 _log = logs.get(__name__)
+_outside_log = _log.limited(logs.LineLimit.outside_calls())
 _SAME_SIGNAL_NS = 300 * NS_PER_MS
 _SWITCH_S = 0.0005
 """The interpreter's switch interval. The default of 5 ms is a quarter of a frame: too long for a call to wait for an
@@ -28,6 +29,7 @@ _M_ARENA_MAX = -8
 """Of mallopt() in glibc's malloc.h."""
 
 Result = TypeVar("Result")
+MakeProtocol = Callable[..., asyncio.BaseProtocol]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -58,6 +60,34 @@ def _looking_up(base: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractE
             return await self._lookups.find(host, port, **how)
 
     return Loop
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes its connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()  # uvloop's is no subclass of it
+
+
+_REFUSAL = _Refusal()
+"""One for all: no memory may be left for another one."""
+
+
+def or_refuse(make: MakeProtocol) -> MakeProtocol:
+    """`make`, the protocol factory of a listener, but if it raises, only that connection is closed.
+
+    uvloop would let no further connection into the listener, until the process is started again.
+    """
+
+    def make_or_refuse(*args: Any, **kwargs: Any) -> asyncio.BaseProtocol:
+        try:
+            return make(*args, **kwargs)
+        except Exception:
+            with suppress(Exception):
+                _outside_log.exception("connection_not_taken")
+            return _REFUSAL
+
+    return make_or_refuse
 
 
 def settle() -> None:

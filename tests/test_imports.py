@@ -149,7 +149,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.recording.replay": row("errors", "numpy", TASKS),
     "telephony_tts.recording.chart": row("errors", "numpy matplotlib", TASKS),
     "telephony_tts.transport": row(
-        "errors metrics clock schema wire session engines.api engines.failover logs recording keys.key experiments",
+        "errors metrics clock schema wire session engines.api engines.failover logs recording keys.key experiments "
+        "event_loop",
         "websockets",
     ),
     # Writes the formats that clients of other vendors ask for.
@@ -196,7 +197,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(
-        "wire audio errors clock metrics logs transport.connection transport.request_head",
+        "wire audio errors clock metrics logs event_loop transport.connection transport.request_head",
         "numpy websockets prometheus_client",
     ),
     "sip_bridge.audiosocket.frames": row(not_stdlib=TASKS | IO),

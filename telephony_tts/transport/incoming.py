@@ -97,6 +97,9 @@ class IncomingConnection(asyncio.Protocol):
         self._route = route
         self._is_decided = False
         """The head is complete. What comes now belongs to whoever serves it."""
+        self._may_stay = False
+        self.stays = False
+        """It could not be moved only to spread the load, so that is not tried again."""
         self._lost: asyncio.Future[None] | None = None
         self._release: Callable[[], None] | None = None
         """Undoes the claim of the call that the HTTP request names."""
@@ -138,6 +141,10 @@ class IncomingConnection(asyncio.Protocol):
         if self._is_decided or not self._head.feed(data):
             return
         self._is_decided = True
+        self._decide()
+
+    def _decide(self) -> None:
+        """Give the complete request to who serves it."""
         if self._route is not None and self._head.flaw is None and self._route(self, self._head):
             return
         if not self.is_http:
@@ -187,8 +194,9 @@ class IncomingConnection(asyncio.Protocol):
         if release is not None:
             release()
 
-    def stop_reading(self) -> None:
-        """The request will be moved: its bytes stay where they are."""
+    def stop_reading(self, *, may_stay: bool = False) -> None:
+        """The request will be moved: its bytes stay where they are. `may_stay`: this process can serve it as well."""
+        self._may_stay = may_stay
         self._stop_timer()
         if self.transport is not None:
             self.transport.pause_reading()
@@ -197,8 +205,9 @@ class IncomingConnection(asyncio.Protocol):
         self, relays: Callable[[Relay], None], slow_s: float
     ) -> tuple[socket.socket, MovedSocket] | None:
         """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
-        the peer is gone. Raises OSError or TimeoutError; the peer's connection is closed then too. `relays` gets the
-        relay of a TLS connection. `slow_s` is how long one of the relay's ends may take no data."""
+        the peer is gone, or if the request is served here because there is no descriptor for the copy of the socket and
+        it may stay. Raises OSError or TimeoutError; the peer's connection is closed then too. `relays` gets the relay
+        of a TLS connection. `slow_s` is how long one of the relay's ends may take no data."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return None
@@ -212,7 +221,12 @@ class IncomingConnection(asyncio.Protocol):
         else:
             try:
                 sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, OSError) and self._may_stay:
+                    self.stays = True
+                    transport.resume_reading()
+                    self._decide()
+                    return None
                 transport.abort()
                 raise
             self._lost = asyncio.get_running_loop().create_future()

@@ -30,7 +30,7 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from telephony_tts import logs, metrics
+from telephony_tts import event_loop, logs, metrics
 from telephony_tts.clock import NS_PER_MS, monotonic_ns, unix_s
 from telephony_tts.errors import Busy
 from telephony_tts.keys.key import NO_KEY, Key
@@ -186,7 +186,8 @@ class Server:
             process_request=self._answer,
             process_response=_with_headers_of_vendor,
             select_subprotocol=_any_subprotocol,
-            create_connection=self._connection,  # type: ignore[arg-type]  # documented: "a wrapper or a subclass"
+            # documented: "a wrapper or a subclass"
+            create_connection=event_loop.or_refuse(self._connection),  # type: ignore[arg-type]
             max_size=settings.max_message_bytes,
             **self._timing,
             open_timeout=_OPEN_TIMEOUT_S,
@@ -196,7 +197,7 @@ class Server:
         )
         more = self._more_listeners = [
             await asyncio.get_running_loop().create_server(
-                self._accepted, sock=sock, start_serving=False, **self._tls
+                event_loop.or_refuse(self._accepted), sock=sock, start_serving=False, **self._tls
             )
             for sock in sockets[1:]
         ]
@@ -327,13 +328,18 @@ class Server:
     # --------------------------------------------------------- other fronts
 
     def _publish(self) -> None:
-        """Tell the other fronts what this one does."""
-        if self._fronts is None:
-            return
+        """Tell the other fronts what this one does. Raises nothing: no call may end because they are not told."""
+        if self._fronts is not None:
+            try:
+                self._publish_to(self._fronts)
+            except Exception:
+                self._outside_log.exception("load_not_published")
+
+    def _publish_to(self, fronts: Fronts) -> None:
         registry = self.registry
-        self._fronts.publish_use(self._use())
+        fronts.publish_use(self._use())
         is_late = self.admission.lateness_ms(monotonic_ns()) > self.settings.limits.max_frame_lateness_ms
-        self._fronts.publish(
+        fronts.publish(
             FrontLoad(
                 n_calls=registry.n_calls,
                 n_requests=registry.n_requests,
@@ -380,7 +386,8 @@ class Server:
                 is_here = owner == fronts.name
                 to = None if is_here else owner
             # To spread TLS connections would mean to copy every byte of them to the other front.
-            if to is None and not is_here and n_moves == 0 and not incoming.is_tls and not self.draining:
+            may_leave = n_moves == 0 and not incoming.stays and not incoming.is_tls and not self.draining
+            if to is None and not is_here and may_leave:
                 to, why = fronts.better(), "load"
             if to is None and call is not None and may_find and incoming.is_http:
                 # No other front begins the call while this one reads the body.
@@ -391,7 +398,7 @@ class Server:
             self._outside_log.error("claim_failed", call=call, why=error.message)
         if to is None:
             return False
-        incoming.stop_reading()
+        incoming.stop_reading(may_stay=why == "load")
         group.create_task(self._move(incoming, to, why), name="move connection")
         return True
 

@@ -280,6 +280,41 @@ def test_a_connection_that_cannot_be_taken_away_is_closed(
 
 
 @LOOPS
+@pytest.mark.parametrize(("request_", "side"), [(POST, "http"), (UPGRADE, "websocket")])
+def test_a_connection_that_cannot_be_taken_away_but_may_stay_is_served_here(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], request_: bytes, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor(_fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def route(incoming: IncomingConnection, _head: object) -> bool:
+        if not incoming.stays:
+            incoming.stop_reading(may_stay=True)
+        return not incoming.stays
+
+    async def main() -> None:
+        connected = Connected()
+        connected._route = route
+        with connected.peer as peer:
+            peer.sendall(request_)
+            await connected.open()
+            await asyncio.sleep(0.05)
+            assert not connected.sides.chosen and not connected.later.waiting
+            with monkeypatch.context() as full:
+                full.setattr(os, "dup", no_descriptor)
+                assert await connected.incoming.take_away(lambda _relay: None, 1.0) is None
+            for begin in connected.later.waiting:
+                begin()
+            peer.sendall(b"more")
+            peer.shutdown(socket.SHUT_WR)
+            assert await connected.ended() == b""
+            (chosen,) = connected.sides.chosen
+            assert (chosen.side, chosen.received, chosen.n_ends) == (side, request_ + b"more", 1)
+
+    run_on(new_loop, main)
+
+
+@LOOPS
 def test_a_peer_that_reads_nothing_does_not_hold_up_its_move_for_ever(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:

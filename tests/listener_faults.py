@@ -1,0 +1,34 @@
+"""A fault that happens once, and a look at what a listener does afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def failing_once(work: Callable[..., Any]) -> Callable[..., Any]:
+    """`work`, but the first time it raises MemoryError."""
+    failures = iter([MemoryError()])
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return work(*args, **kwargs)
+
+    return wrapped
+
+
+async def answer(port: int) -> bytes:
+    """What comes for GET /healthz until the connection is closed."""
+    loop, got = asyncio.get_running_loop(), b""
+    with socket.socket() as peer, suppress(ConnectionError):
+        peer.setblocking(False)
+        async with asyncio.timeout(5):
+            await loop.sock_connect(peer, ("127.0.0.1", port))
+            await loop.sock_sendall(peer, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            while piece := await loop.sock_recv(peer, 4096):
+                got += piece
+    return got
