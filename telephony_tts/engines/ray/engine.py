@@ -91,7 +91,12 @@ class RayEngine(RemoteEngine):
         """Run a watcher, and another one when it ends."""
         n_failed = 0
         while True:
-            n_lines = await self._run_watcher()
+            n_lines = 0
+            try:
+                n_lines = await self._run_watcher()
+            except Exception as error:
+                self.problem = f"the watcher failed: {str(error) or type(error).__name__}"
+                _log.exception("replica_watcher_crashed", engine=self.name)
             n_failed = 0 if n_lines else n_failed + 1
             _log.warning("replica_watcher_ended", engine=self.name, why=self.problem)
             await asyncio.sleep(BACKOFF_S[min(n_failed, len(BACKOFF_S) - 1)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clean_run import until
+from log_lines import lines
 
 from telephony_tts.engines.ray import engine as ray_engine
 from telephony_tts.engines.ray.engine import RayEngine
@@ -47,3 +48,36 @@ def test_after_any_fault_of_the_watcher_the_replicas_are_known_again(
                 await start
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_after_a_fault_of_ours_the_replicas_are_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: nobody watched them any more, and nothing said so."""
+    monkeypatch.setattr(ray_engine, "BACKOFF_S", (0.05,))
+    program, take = tmp_path / "python", RayEngine._take
+    put_program(program, '{"replicas": []}')
+    failures = iter([ZeroDivisionError("a bug of ours"), OSError("no memory")])
+
+    def fail_twice(engine: RayEngine, line: bytes) -> bool:
+        for failure in failures:
+            raise failure
+        return take(engine, line)
+
+    monkeypatch.setattr(RayEngine, "_take", fail_twice)
+
+    async def run() -> None:
+        engine = RayEngine("ray", "an address", "an app", start_timeout_s=2 * WAIT_S, python=str(program))
+        start = asyncio.create_task(engine.start())
+        try:
+            await until(lambda: engine.problem == "the application has no replica", "a good watcher", WAIT_S)
+        finally:
+            start.cancel()
+            with suppress(asyncio.CancelledError):
+                await start
+
+    asyncio.run(run())
+    why = [line["why"] for line in lines(caplog, "replica_watcher_ended")]
+    assert why[:2] == ["the watcher failed: a bug of ours", "the watcher failed: no memory"]
+    assert len(lines(caplog, "replica_watcher_crashed")) == 2
