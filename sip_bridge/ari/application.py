@@ -71,8 +71,9 @@ class AriApplication:
         """Connect, serve, and connect again, until cancelled. Raises nothing else."""
         try:
             await keep_connected(lambda: connect_ari(self._ari), self._stay_connected, self._not_connected)
-        finally:
+        except asyncio.CancelledError:
             self._keep_calls()
+            raise
 
     def _not_connected(self, why: str) -> None:
         self._is_lost(why)
@@ -83,10 +84,17 @@ class AriApplication:
         connection, version = connected
         self._keep_calls()
         _log.info("asterisk_connected", version=version, app=self._ari.app)
-        await self._serve(connection)
-        if connection.replaced.done():
-            await self._stay_disconnected()
-        self._is_lost(connection.why_left)
+        try:
+            await self._serve(connection)
+            if connection.replaced.done():
+                await self._stay_disconnected()
+        except Exception:  # a fault of ours, after which `run` is started again
+            self._await_next(connection.why_left)
+            raise
+        self._await_next(connection.why_left)
+
+    def _await_next(self, why: str) -> None:
+        self._is_lost(why)
         loop = asyncio.get_running_loop()
         self._calls_timeout = loop.call_later(self._ari.lost_timeout_s, self._end_lost_calls)
 
@@ -97,19 +105,21 @@ class AriApplication:
 
     async def _serve(self, connection: AriConnection) -> None:
         """Until the connection is lost."""
-        self._connection = connection
-        self._why_lost = ""
-        metrics.ARI_CONNECTED.set(1)
-        connection.listen(self._on_event)
-        await self._choose_events(connection)
-        tidying = asyncio.get_running_loop().create_task(self._tidy(connection))
+        tidying: asyncio.Task[None] | None = None
         try:
+            self._connection = connection
+            self._why_lost = ""
+            metrics.ARI_CONNECTED.set(1)
+            connection.listen(self._on_event)
+            await self._choose_events(connection)
+            tidying = asyncio.get_running_loop().create_task(self._tidy(connection))
             await asyncio.wait((connection.left,))
         finally:
             self._connection = None
             metrics.ARI_CONNECTED.set(0)
-            tidying.cancel()
-            await asyncio.wait((tidying,))
+            if tidying is not None:
+                tidying.cancel()
+                await asyncio.wait((tidying,))
             await connection.close()
 
     async def _choose_events(self, connection: AriConnection) -> None:

@@ -75,7 +75,7 @@ class AriConnection:
         self._on_event = on_event
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            on_event(event)
+            self._deliver(event, on_event)
 
     async def request(
         self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
@@ -122,13 +122,16 @@ class AriConnection:
         elif isinstance(message, a.BadAriMessage):
             self._bad_input.report(_log, "ari_message", message.why)
         elif message is not None and self._on_event is not None:
-            try:
-                self._on_event(message)
-            except Exception:
-                # A fault with one call's event must not end the connection of all calls.
-                _log.exception("event_crashed")
+            self._deliver(message, self._on_event)
         elif message is not None:
             self._waiting.append(message)
+
+    def _deliver(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit, on_event: OnEvent) -> None:
+        try:
+            on_event(event)
+        except Exception:
+            # A fault with one call's event must not end the connection of all calls.
+            _log.exception("event_crashed")
 
     def _forget_asked(self) -> None:
         for answered in self._asked.values():

@@ -10,12 +10,14 @@ from http import HTTPStatus
 import pytest
 from ari_rig import sides
 from bridge_rig import BridgeRig, EndReasons, bridging, get, noise, run, until
-from standin_ari import APP, SETTINGS, StandinAri, standin_ari
+from standin_ari import APP, PASSWORD, SETTINGS, USER, StandinAri, standin_ari
 from standin_server import ServedCall, StandinServer, standin_server
 from websockets.asyncio.client import connect
 
 from sip_bridge import metrics
 from sip_bridge.ari import application as ari
+from sip_bridge.ari.config import AriConfig
+from sip_bridge.ari.connection import connect_ari
 
 pytestmark = pytest.mark.timed
 
@@ -393,5 +395,52 @@ def test_leftovers_of_a_killed_bridge_are_removed(monkeypatch: pytest.MonkeyPatc
                 await until(lambda: set(asterisk.channels) == kept, "the channels of nobody are gone")
                 await until(lambda: set(asterisk.bridges) == {f"{APP}-01234567-4", "conference"}, "and the bridges")
                 assert "POST channels/c-1/continue" in asterisk.asked
+
+    run(main)
+
+
+def test_calls_end_if_asterisk_goes_while_the_application_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: they stayed for as long as Asterisk was away, and it counted as connected."""
+
+    async def main() -> None:
+        ended = EndReasons()
+        async with sides(ari__lost_timeout_s=0.3) as (asterisk, server, rig):
+            call = await good_call(asterisk, server, "c-1")
+
+            def fail(*_: object) -> None:
+                asterisk.dead = True
+                raise ZeroDivisionError("a bug of ours")
+
+            monkeypatch.setattr(ari.AriApplication, "_choose_events", fail)
+            asterisk.cut()
+            await call.gone()
+            await until(lambda: rig.bridge.n_calls == 0, "it is put away")
+            assert metrics.value("telephony_sip_bridge_ari_connected") == 0
+            assert (await get(rig.http_port, "/readyz"))[0] == 503
+        assert ended.counts == {"asterisk_lost": 1}
+
+    run(main)
+
+
+def test_a_fault_with_an_event_that_waited_ends_no_other_call() -> None:
+    """Pinned: events that came before the bridge was ready for them crashed the whole application."""
+
+    async def main() -> None:
+        heard: list[object] = []
+
+        def on_event(event: object) -> None:
+            heard.append(event)
+            if len(heard) == 1:
+                raise ZeroDivisionError("a bug of ours")
+
+        async with standin_ari() as asterisk:
+            account = AriConfig(enabled=True, url=asterisk.url, app=APP, user=USER, password=PASSWORD)
+            connection, _ = await connect_ari(account)
+            await asterisk.call("c-1")
+            await asterisk.call("c-2")
+            await until(lambda: len(connection._waiting) == 2, "both wait")
+            connection.listen(on_event)
+            assert len(heard) == 2 and not connection.left.done()
+            await connection.close()
 
     run(main)
