@@ -111,16 +111,16 @@ class FreeSwitchApplication:
 
     async def _sweep(self, connection: EslConnection) -> None:
         """Remove files of ended calls. They are left over when FreeSWITCH or the bridge is killed."""
-        try:
-            while True:
+        while True:
+            try:
                 folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
                 if folder != "/" and speech_files.is_folder(folder):
                     await self._sweep_folder(connection, folder)
-                await asyncio.sleep(_LEFTOVER_S)
-        except EslLost:
-            pass
-        except Exception:
-            _log.exception("sweep_crashed")
+            except EslLost:
+                return
+            except Exception:
+                _log.exception("sweep_crashed")
+            await asyncio.sleep(_LEFTOVER_S)
 
     async def _sweep_folder(self, connection: EslConnection, folder: str) -> None:
         found = await asyncio.to_thread(speech_files.leftovers, folder, unix_s() - _LEFTOVER_S)

@@ -11,7 +11,7 @@ from freeswitch_rig import UUID, assert_told, bridged, said, speech, together
 from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
 from sip_bridge import metrics
-from sip_bridge.freeswitch import call
+from sip_bridge.freeswitch import application, call, speech_files
 
 pytestmark = pytest.mark.slow
 
@@ -286,3 +286,27 @@ def test_two_hundred_calls_leave_nothing(tmp_path: Path) -> None:
             assert application is not None and application._calls == {}
 
     run(main)
+
+
+def test_a_fault_while_leftover_files_are_looked_for_does_not_end_the_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: they were not looked for again before the next connection."""
+    monkeypatch.setattr(application, "_LEFTOVER_S", 0.05)
+    n_looks = 0
+
+    def fail_once(folder: str, before_s: float) -> dict[str, list[str]]:
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks == 1:
+            raise RuntimeError("can't start new thread")
+        return {}
+
+    monkeypatch.setattr(speech_files, "leftovers", fail_once)
+
+    async def main() -> None:
+        async with together(tmp_path):
+            await until(lambda: n_looks >= 3, "it is looked again")
+
+    run(main)
+    assert caplog.messages.count("sweep_crashed") == 1
