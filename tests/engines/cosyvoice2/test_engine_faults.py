@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLim
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import EngineError, UnknownVoice
+from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
@@ -246,3 +247,64 @@ def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
 
     with caplog.at_level(logging.INFO):
         apart(directory, use, timeouts=Timeouts(restart_wait_s=0.0))
+
+
+# ----------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("refused", ["cosyvoice2-load", "cosyvoice2-voices", "cosyvoice2-0", "cosyvoice2-1"])
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_start(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Pinned: the end of that thread was waited for."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def main() -> None:
+        before = set(threading.enumerate())
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EngineUnavailable, match="can't start new thread"):
+            await asyncio.wait_for(CosyVoice2Engine(model_dir, n_workers=2).start(), WAIT_S)
+        assert set(threading.enumerate()) == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_lane_that_fails_ends_the_utterances_and_the_engine_is_not_ready(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, n_workers: int
+) -> None:
+    """Pinned: without another lane it counted as ready, its turns timed out, and to close them took for ever."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        core = core_of(engine)
+        speaking = engine.synthesize(Utterance("a", LONG, seed=1))
+        await anext(speaking)
+        waiting = asyncio.create_task(speak(engine, Utterance("b", LONG, voice="prompted", seed=2)))
+        await until(lambda: engine.stats().n_running == 2, "both have begun")
+        find, failures = core._find, iter([ZeroDivisionError("a bug of ours")])
+
+        def fail_once(lane: Any) -> Any:
+            for failure in failures:
+                raise failure
+            return find(lane)
+
+        monkeypatch.setattr(core, "_find", fail_once)
+        with pytest.raises(EngineError):
+            async with asyncio.timeout(WAIT_S):
+                async for _ in speaking:
+                    pass
+        with pytest.raises(EngineError):
+            await asyncio.wait_for(waiting, WAIT_S)
+        stats = engine.stats()
+        assert not stats.is_ready and stats.n_queued == stats.n_running == 0
+        with pytest.raises(EngineError, match="not running"):
+            await speak(engine, Utterance("c", BRIEF.sentence))
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("cosyvoice2")]
+
+    started(CosyVoice2Engine(model_dir, n_workers=n_workers), use)
+    assert "a lane of cosyvoice2 failed" in caplog.text and "a bug of ours" in caplog.text

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
-from telephony_tts.engines.cosyvoice2.core.orders import Event, EventSink, Order
-from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
+from telephony_tts.engines.cosyvoice2.core.orders import Event, EventSink, Order, SubmitUtterance
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, lanes
 from telephony_tts.engines.cosyvoice2.hosting.pending_reads import PendingReads, in_order
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import VoicesRead
 from telephony_tts.engines.cosyvoice2.settings import Settings
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.core.core import Core
     from telephony_tts.engines.cosyvoice2.hosting.known_voices import VoiceWatch
     from telephony_tts.engines.cosyvoice2.hosting.loading import LoadedEngine
+
+log = logging.getLogger(__name__)
 
 
 class ThreadHost:
@@ -34,6 +37,8 @@ class ThreadHost:
         self.core: Core | None = None
         self._watch: VoiceWatch | None = None
         self._reads = PendingReads()
+        self._ending: asyncio.Task[None] | None = None
+        """Ends all after the failure of a lane."""
         self.voices: Mapping[str, str] = {}
         self.choice = EngineChoice()
 
@@ -53,13 +58,15 @@ class ThreadHost:
         self.voices = described(result.core.voices.features)
         self._begin("voices", partial(result.voices.serve, self._hand_on_voices))
         for i, lane in enumerate(lanes(result.choice.n_lanes)):
-            self._begin(str(i), partial(result.core.serve, lane))
+            self._begin(str(i), partial(self._serve, result.core, lane))
 
     def send(self, order: Order) -> None:
-        """From any thread. Raises EngineError if the engine is not running."""
-        if self.core is None:
+        """From any thread. Raises EngineError for a new utterance while the engine is not running."""
+        core = self.core
+        if core is not None:
+            core.receive(order)
+        elif isinstance(order, SubmitUtterance):
             raise EngineError("cosyvoice2 is not running")
-        self.core.receive(order)
 
     def counters(self) -> dict[str, float]:
         """See `Counters.snapshot`."""
@@ -92,6 +99,11 @@ class ThreadHost:
 
     async def close(self) -> None:
         """End all utterances and all threads. Idempotent."""
+        if self._ending is not None:
+            await self._ending
+        await self._end()
+
+    async def _end(self) -> None:
         self._is_closed = True
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -113,6 +125,18 @@ class ThreadHost:
         except BaseException as error:
             return error
 
+    def _serve(self, core: Core, lane: Lane) -> None:
+        """A lane. If it fails, the engine ends with all utterances: the work of a lane has no other end."""
+        try:
+            core.serve(lane)
+        except BaseException:
+            log.exception("a lane of cosyvoice2 failed")
+            self._loop.call_soon_threadsafe(self._lane_failed)
+
+    def _lane_failed(self) -> None:
+        if not self._is_closed:
+            self._ending = self._loop.create_task(self._end(), name="end cosyvoice2")
+
     def _hand_on(self, key: int, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._tell, key, event)
 
@@ -133,8 +157,9 @@ class ThreadHost:
                 self._loop.call_soon_threadsafe(exited.set)
 
         thread = threading.Thread(target=run, name=f"cosyvoice2-{name}", daemon=True)
-        self._threads.append((thread, exited))
         thread.start()
+        # Only now: `close` waits for the end of each of them, and a thread that cannot be started has none.
+        self._threads.append((thread, exited))
 
     async def _joined(self) -> None:
         """Return when all threads have ended."""
