@@ -90,6 +90,8 @@ class Caller:
         self._transcoder: Transcoder | None = None
         self._model: VoiceModel | None = None
         self._activity: VoiceActivity | None = None
+        self._has_failed = False
+        """The network has failed once. The bot was told."""
         self._n_quiet = _QUIET_WINDOWS
         self._before: deque[Pcm] = deque(maxlen=_BEFORE_WINDOWS)
         self._rest = b""
@@ -309,11 +311,27 @@ class Caller:
             self._activity = None
             self._before.append(pcm)
             return 0.0
-        if self._activity is None:
-            self._activity = VoiceActivity(model)
-            while self._before:
-                self._activity.feed(self._before.popleft())
-        return self._activity.feed(pcm)
+        try:
+            if self._activity is None:
+                self._activity = VoiceActivity(model)
+                while self._before:
+                    self._activity.feed(self._before.popleft())
+            return self._activity.feed(pcm)
+        except Exception as error:  # onnxruntime's own, for want of memory
+            self._activity = None
+            self._model_failed(error)
+            return 0.0
+
+    def _model_failed(self, error: Exception) -> None:
+        """The network could not judge a window, which counts as silence. The next one is tried again."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        what = f"the caller's voice is not heard for a moment: the voice model failed: {error or type(error).__name__}"
+        if self.is_on:
+            self._out.append(WarningEvent("barge_in_unavailable", what))
+        if self.silence.after_ms:
+            self._out.append(WarningEvent("caller_silent_unavailable", what))
 
     # ------------------------------------------------------------- what follows
 

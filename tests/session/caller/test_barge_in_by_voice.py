@@ -6,12 +6,14 @@ two.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from speech_line import BOT, CALLERS, HOUSE_DBOV, SpeechLine, at_level, model, speech
 
 from telephony_tts.errors import AudioError
-from telephony_tts.session.settings import BargeInSettings
+from telephony_tts.session.settings import BargeInSettings, CallerSettings
 from telephony_tts.wire import messages as m
 
 BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "en-gb"), ("en-us", "heart")])
@@ -330,6 +332,29 @@ def test_a_model_that_cannot_be_loaded_is_reported_once_and_the_call_goes_on() -
     (warning,) = line.of(m.WarningEvent)
     assert warning.code == "barge_in_unavailable" and "no such file" in warning.message
     assert not line.when(m.Cleared) and not line.session.wants_audio
+
+
+@pytest.mark.parametrize("silent_ms", [0, 60_000])
+def test_a_model_that_fails_for_a_while_is_reported_once_and_then_hears_the_caller(silent_ms: int) -> None:
+    """Pinned: the call crashed."""
+    is_broken = True
+
+    def fails_or_judges(*window: Any) -> Any:
+        if is_broken:
+            raise RuntimeError("bad allocation")  # onnxruntime's, without memory
+        return model()(*window)
+
+    line = SpeechLine(find_model=lambda: fails_or_judges, caller=CallerSettings(silent_ms=silent_ms))
+    line.say(BOT, "a")
+    line.listen(1000)
+    line.listen(1500, speech(CALLERS[0], "en-gb"))
+    told = [(warning.code, "bad allocation" in warning.message) for warning in line.of(m.WarningEvent)]
+    codes = ["barge_in_unavailable", "caller_silent_unavailable"] if silent_ms else ["barge_in_unavailable"]
+    assert told == [(code, True) for code in codes]
+    assert not line.when(m.CallerSpeech) and not line.when(m.Cleared)
+    is_broken = False
+    line.listen(1500, speech(CALLERS[1], "en-gb"))
+    assert line.when(m.Cleared, reason="barge_in") and len(line.of(m.WarningEvent)) == len(codes)
 
 
 def test_barge_in_on_a_server_without_a_model_is_refused_with_a_warning() -> None:
