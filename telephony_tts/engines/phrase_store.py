@@ -3,8 +3,8 @@
 Memory is read without waiting. The disk is read and written by two threads, never by the event loop. A phrase goes to
 disk when it is asked for a second time, so that a language model's sentences, which nobody says again, are not written.
 
-A fault of the disk costs a synthesis, nothing more: what cannot be read is removed and made again, what cannot be
-written is not kept. Several servers may use one folder.
+A fault of the disk costs a synthesis, nothing more: what is damaged is removed and made again, and what cannot be
+written is written later, if it is asked for again. Several servers may use one folder.
 """
 
 from __future__ import annotations
