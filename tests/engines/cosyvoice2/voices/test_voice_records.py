@@ -128,6 +128,26 @@ def test_nobody_may_use_stored_voices_before_the_folder_could_be_read(tmp_path: 
     assert records.owner(voice("anna")) is None and not records.has_any
 
 
+@pytest.mark.usefixtures("always_looks")
+def test_a_disk_that_fails_keeps_the_presets_that_were_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset is no stored voice. Before the first look nobody knows that."""
+    store(tmp_path, "anna", owner="acme")
+    known, new, stat = VoiceRecords(VoiceFolder(tmp_path)), VoiceRecords(VoiceFolder(tmp_path)), os.stat
+    assert known.owner(voice("anna")) == "acme" and known.owner(voice("preset")) is None
+
+    def refuses(file: object, *args: object, **options: object) -> object:
+        if str(file).startswith(str(tmp_path)):
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(file, *args, **options)  # type: ignore[call-overload]
+
+    with monkeypatch.context() as now:
+        now.setattr(os, "stat", refuses)
+        assert known.owner(voice("anna")) == "acme" and known.owner(voice("preset")) is None
+        assert new.record(voice("anna")) == new.record(voice("preset")) == UNKNOWN
+    for records in (known, new):
+        assert records.owner(voice("anna")) == "acme" and records.owner(voice("preset")) is None
+
+
 def test_no_key_has_the_name_of_the_unknown_owner() -> None:
     assert not NAME.fullmatch(UNKNOWN["owner"]) and UNKNOWN["owner"]
 
