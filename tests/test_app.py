@@ -78,29 +78,6 @@ def test_lexicons_are_checked_again_after_a_check_that_failed(
     assert "files_not_checked" in caplog.text
 
 
-def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
-    """`check_s` 0 leaves them alone otherwise."""
-    file = tmp_path / "keys.yaml"
-    file.write_text("keys: {a: {token: one}}")
-    settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
-    keys = app.open_keys(settings)
-    assert keys is not None
-    ring = app.transport_settings(settings, keys=keys).keys
-
-    async def main() -> None:
-        reloads = app.Reloads()
-        reloads.add(keys.reload, ring.replace, settings.keys.check_s)
-        with reloads.running():
-            file.write_text("keys: {a: {token: two}, b: {token: three}}")
-            await asyncio.sleep(0.1)
-            assert ring.find(b"two") is None
-            os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: ring.find(b"two") is not None, "the keys are read again")
-            assert ring.find(b"one") is None
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("refused", ["thread", "use"])
 def test_keys_that_were_refused_once_are_used_soon_after_one_hangup_signal(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -173,6 +150,29 @@ def test_a_check_that_was_refused_loses_no_content(
 
     asyncio.run(main())
     assert used == ["second"] and not refusals
+
+
+def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
+    """`check_s` 0 leaves them alone otherwise."""
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: {a: {token: one}}")
+    settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
+    keys = app.open_keys(settings)
+    assert keys is not None
+    ring = app.transport_settings(settings, keys=keys).keys
+
+    async def main() -> None:
+        reloads = app.Reloads()
+        reloads.add(keys.reload, ring.replace, settings.keys.check_s)
+        with reloads.running():
+            file.write_text("keys: {a: {token: two}, b: {token: three}}")
+            await asyncio.sleep(0.1)
+            assert ring.find(b"two") is None
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: ring.find(b"two") is not None, "the keys are read again")
+            assert ring.find(b"one") is None
+
+    asyncio.run(main())
 
 
 def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
