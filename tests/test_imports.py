@@ -172,7 +172,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.fronts.shared_engine_process": EVERYTHING,
     "telephony_tts.fronts.shared_voices": row("engines.api"),
     # Loads that network beside the event loop and hands it to sessions.
-    "telephony_tts.transport.voice_model": row("clock errors logs audio.voice_activity"),
+    "telephony_tts.transport.voice_model": row("clock errors logs daemon_pool audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),
     "telephony_tts.bench.measures": row(not_stdlib=TASKS | IO),
     "telephony_tts.bench.audible": row("engines.api", "numpy", TASKS | IO),
