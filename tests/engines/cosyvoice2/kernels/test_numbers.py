@@ -28,9 +28,9 @@ BLOCK = 50
 @pytest.fixture(params=HERE, autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv(library.LEVEL_VARIABLE, request.param)
-    library.kernels.cache_clear()
+    library._loaded.cache_clear()
     yield request.param
-    library.kernels.cache_clear()
+    library._loaded.cache_clear()
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
