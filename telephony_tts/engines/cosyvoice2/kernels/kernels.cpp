@@ -438,6 +438,14 @@ extern "C" {
 // x [n_rows][m][d_in] -> y [n_rows][m][D]; time [D]; contexts of both convolutions
 void resnet(const Resnet* of, const float* x, int n_rows, int m, const LeftContext* contexts, const float* time, float* y) {
     const int d_in = of->skip->k, d = of->skip->n, n_left = of->conv_1->k / d_in - 1;
+    // A thread for each row: it waits for the other one once, and its activations stay in the caches of its core.
+    if (fills_helpers(n_rows))
+        return share(n_rows, [&](int i) {
+            const long at[2] = {(long)i * n_left * d_in, (long)i * n_left * d};
+            LeftContext of_row[2];
+            for (int c = 0; c < 2; c++) of_row[c] = {contexts[c].frames + at[c], contexts[c].next + at[c]};
+            resnet(of, x + (long)i * m * d_in, 1, m, of_row, time, y + (long)i * m * d);
+        });
     const long row_in = (long)(n_left + m) * d_in, row = (long)(n_left + m) * d;
     static thread_local std::vector<float> memory;
     memory.resize(n_rows * (row_in + row));
@@ -653,11 +661,13 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
 
 extern "C" {
 
-// qkv [n_rows][m][3 * n_heads * d_head] -> out [n_rows][m][n_heads * d_head]: softmax(q k / sqrt(d_head)) v over the
-// positions of all pieces of a layer. First the new keys and values are written behind the positions of the last piece. The caller counts
-// them in its n for later calls. Positions are seen by whole blocks: one sees all others up to the end of its own block.
-void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int layer, int block, const Piece* pieces,
-            int n_pieces, float* out) {
+}  // extern "C"
+
+namespace {
+
+// `attend` for n_rows rows only, whose heads of the layer lie in the pieces from `first_head` on.
+void attend_heads(const float* qkv, int n_rows, int m, int n_heads, int d_head, long first_head, int block,
+                  const Piece* pieces, int n_pieces, float* out) {
     const long d = (long)n_heads * d_head;
     int n_before = 0, width = round_up(pieces[n_pieces - 1].n + m, kLanes);
     for (int p = 0; p < n_pieces; p++) n_before += pieces[p].n;
@@ -669,7 +679,7 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
         float* value_steps = (float*)(memory + (size_t)width * kRows * 6);
         static thread_local std::vector<Head> heads;
         heads.clear();
-        for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], ((long)layer * n_rows + row) * n_heads + h, d_head);
+        for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], first_head + part, d_head);
         const float* q = qkv + row * m * 3 * d + h * d_head;
         Head& last = heads.back();
         const int n_last = last.n;
@@ -703,13 +713,29 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
     });
 }
 
+}  // namespace
+
+extern "C" {
+
+// qkv [n_rows][m][3 * n_heads * d_head] -> out [n_rows][m][n_heads * d_head]: softmax(q k / sqrt(d_head)) v over the
+// positions of all pieces of a layer. First the new keys and values are written behind the positions of the last piece. The caller counts
+// them in its n for later calls. Positions are seen by whole blocks: one sees all others up to the end of its own block.
+void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int layer, int block, const Piece* pieces,
+            int n_pieces, float* out) {
+    attend_heads(qkv, n_rows, m, n_heads, d_head, (long)layer * n_rows * n_heads, block, pieces, n_pieces, out);
+}
+
 struct TransformerLayer {
     const Map *qkv, *out, *ff_1, *ff_2;  // qkv and ff_1 begin with their norm
 };
 
-// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
-void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
-               int block, const Piece* pieces, int n_pieces) {
+}  // extern "C"
+
+namespace {
+
+// `transform` for the rows from `first_row` on, n_rows of all_rows. `x`: the first of them
+void transform_rows(const TransformerLayer* layers, int n_layers, int first, float* x, int first_row, int n_rows,
+                    int all_rows, int m, int n_heads, int d_head, int block, const Piece* pieces, int n_pieces) {
     const int d = layers->out->n, width = n_heads * d_head, d_ff = layers->ff_2->k;
     const long n = (long)n_rows * m;
     static thread_local std::vector<float> memory;
@@ -718,11 +744,28 @@ void transform(const TransformerLayer* layers, int n_layers, int first, float* x
     for (int l = 0; l < n_layers; l++) {
         const TransformerLayer& layer = layers[l];
         linear(layer.qkv, x, d, 0, n, 1, qkv, 3 * width, 0, false);
-        attend(qkv, n_rows, m, n_heads, d_head, first + l, block, pieces, n_pieces, attended);
+        const long first_head = ((long)(first + l) * all_rows + first_row) * n_heads;
+        attend_heads(qkv, n_rows, m, n_heads, d_head, first_head, block, pieces, n_pieces, attended);
         linear(layer.out, attended, width, 0, n, 1, x, d, 0, true);
         linear(layer.ff_1, x, d, 0, n, 1, wide, d_ff, 0, false);
         linear(layer.ff_2, wide, d_ff, 0, n, 1, x, d, 0, true);
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
+void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
+               int block, const Piece* pieces, int n_pieces) {
+    const auto run = [&](int row, int n) {
+        float* from = x + (long)row * m * layers->out->n;
+        transform_rows(layers, n_layers, first, from, row, n, n_rows, m, n_heads, d_head, block, pieces, n_pieces);
+    };
+    // As in `resnet`. A thread reads all weights, those of a layer at about the same time as the other one.
+    if (fills_helpers(n_rows)) share(n_rows, [&](int row) { run(row, 1); });
+    else run(0, n_rows);
 }
 
 // ------------------------------------------------------------------------------- a step of a Qwen2 language model
