@@ -37,16 +37,19 @@ constexpr int kSummed = 1024;              // weights of 14 bits, times bytes, t
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
 
-// x Phi(x) = x / (1 + 2^-z), where z = log2(Phi(x) / Phi(-x)) is odd: a polynomial within +-5, absolute error 4e-6
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|). Phi(-u) is a polynomial up to kGeluEnd, absolute error of the result 1.4e-4: it is
+// rounded to bytes next, in steps of 1/127 of the row's peak.
 inline Floats gelu(Floats x) {
-    const Floats squares = x * x, s = squares > 25.0f ? splat(25.0f) : squares;  // a NaN stays
-    Floats p = splat(3.20993585e-6f);
-    p = p * s - 8.79019149e-5f;
-    p = p * s - 3.62090306e-4f;
-    p = p * s + 0.105230056f;
-    p = p * s + 2.30204374f;
-    const Floats power = -x * p;
-    return x / (1.0f + exp2(power > 127.0f ? splat(127.0f) : power));
+    constexpr float kGeluEnd = 3.8f;
+    const Floats size = absolute(x), u = smaller(splat(kGeluEnd), size), t = u * (2 / kGeluEnd) - 1.0f;  // a NaN stays
+    Floats p = splat(-0.0345624698f);
+    p = p * t + 0.0676621312f;
+    p = p * t + 0.0281904694f;
+    p = p * t - 0.191588084f;
+    p = p * t + 0.226719594f;
+    p = p * t - 0.12507126f;
+    p = p * t + 0.0286857906f;
+    return (x + size) * 0.5f - p * u;  // of minus infinity a NaN, as the formula has
 }
 
 // sums + four products of unsigned w and signed a, in each lane
