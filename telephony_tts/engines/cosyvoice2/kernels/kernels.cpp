@@ -612,7 +612,8 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
     int8_t queries[kRows * kLargestHead];
     Row rows[kRows];
-    float factor[kRows], scale[kRows];
+    float factor[kRows], scale[kRows], peaks[kRows];
+    Floats totals[kRows];
     for (int j = 0; j < r; j++) {
         rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
         scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
@@ -631,19 +632,22 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         }
         for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
+    // The peaks of all rows first: otherwise the exponentials of each row wait for its peak.
     for (int j = 0; j < r; j++) {
-        Floats total = {}, most = splat(-INFINITY);
-        const float* of_row = scores + (long)j * width;
-        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(of_row + c));
-        const float peak = largest(most) * scale[j];
+        Floats most = splat(-INFINITY);
+        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(scores + (long)j * width + c));
+        peaks[j] = largest(most) * scale[j];
+    }
+    for (int j = 0; j < r; j++) {
+        totals[j] = Floats{};
         for (int c = 0; c < at; c += kLanes) {
-            const Floats weight = exp2(load<Floats>(of_row + c) * scale[j] - peak);
-            total += weight;
+            const Floats weight = exp2(load<Floats>(scores + (long)j * width + c) * scale[j] - peaks[j]);
+            totals[j] += weight;
             const Ints whole = rounded_ints(weight * load<Floats>(value_steps + c));
             store(weights + (long)j * width + c, __builtin_convertvector(whole, Shorts));
         }
-        factor[j] = step / sum(total);
     }
+    for (int j = 0; j < r; j++) factor[j] = step / sum(totals[j]);
     for (int d = 0; d < d_head; d += kPanel) {
         Floats result[kRows][kVectors] = {};
         at = 0;
