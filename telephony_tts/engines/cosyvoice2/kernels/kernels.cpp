@@ -202,19 +202,27 @@ inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 enum Norm { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
 
+// The sum of f(i) for i = 0, kLanes, ... below `end`: four sums, or each addition would wait for the one before.
+template <class F> inline Floats sum_of(int end, const F& f) {
+    Floats sums[4] = {};
+    int i = 0;
+    for (; i + 4 * kLanes <= end; i += 4 * kLanes) for (int u = 0; u < 4; u++) sums[u] += f(i + u * kLanes);
+    for (; i < end; i += kLanes) sums[0] += f(i);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // x [k] -> y [k]: the norm, then each value times `weight` (LayerNorm: plus `bias`)
 inline void normalize(const float* x, int k, int norm, const float* weight, const float* bias, float eps, float* y) {
-    Floats total = {}, squares = {};
     float mean = 0, tail = 0;
     int i = 0;
     const int whole = k / kLanes * kLanes;
     if (norm == kLayerNorm) {
-        for (i = 0; i < whole; i += kLanes) total += load<Floats>(x + i);
-        for (; i < k; i++) mean += x[i];
+        const Floats total = sum_of(whole, [&](int at) { return load<Floats>(x + at); });
+        for (i = whole; i < k; i++) mean += x[i];
         mean = (mean + sum(total)) / k;
     }
-    for (i = 0; i < whole; i += kLanes) { const Floats d = load<Floats>(x + i) - mean; squares += d * d; }
-    for (; i < k; i++) tail += (x[i] - mean) * (x[i] - mean);
+    const Floats squares = sum_of(whole, [&](int at) { const Floats d = load<Floats>(x + at) - mean; return d * d; });
+    for (i = whole; i < k; i++) tail += (x[i] - mean) * (x[i] - mean);
     const float factor = norm == kNoNorm ? 1 : 1 / std::sqrt((tail + sum(squares)) / k + eps);
     for (i = 0; i < whole; i += kLanes) {
         Floats z = (load<Floats>(x + i) - mean) * factor * load<Floats>(weight + i);
