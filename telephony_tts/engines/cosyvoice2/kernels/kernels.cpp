@@ -31,6 +31,7 @@ constexpr int kPanel = kLanes * kVectors;  // outputs that a tile computes, of k
 constexpr int kHeadStep = 64;              // values of a head are padded to a multiple of this, in every build
 constexpr int kLargestHead = 256;
 constexpr int kParts = 8;                  // of a call that threads may share
+constexpr int kPartsOfFewRows = 16;        // of panels, if there are few rows: to read a panel takes longest
 constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
 constexpr long kAhead = 2048;              // bytes of weights that a Zen 5 fetches ahead of those in use
 constexpr int kSummed = 1024;              // weights of 14 bits, times bytes, that 32 bits can sum
@@ -378,7 +379,8 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
     });
     const Rows a{bytes, rows, low_totals, n_rows, stride};
     const auto to = [&](int i) { return y + i / m * batch_y + i % m * ldy; };
-    const int n_panels = (map->n + kPanel - 1) / kPanel, n_shares = n_panels < kParts ? n_panels : kParts;
+    const int n_panels = (map->n + kPanel - 1) / kPanel;
+    const int n_shares = std::min(n_panels, n_rows < kShared ? kPartsOfFewRows : kParts);
     share(n_shares, [&](int part) {
         for (int p = n_panels * part / n_shares; p < n_panels * (part + 1) / n_shares; p++)
             if (map->with_low) panel_outputs_of<true>(*map, a, p * kPanel, add, to);
@@ -872,7 +874,8 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
     memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff));
     float *qkv = memory.data(), *attended = qkv + (long)n_rows * n_qkv, *gates = attended + (long)n_rows * width;
     float* mixed = gates + (long)n_rows * 2 * d_ff;
-    const int n_queries = n_heads / n_kv, n_shares = n_rows < kShared ? 1 : n_rows, n_parts = n_rows < kShared ? 1 : kParts;
+    const int n_queries = n_heads / n_kv, n_parts = n_rows < kShared ? 1 : kParts;
+    const int n_together = n_rows < kShared ? 1 : n_heads;  // heads of a row that a part computes
     const long head = (long)cache->max_len * d, kind = cache->n_slots * n_kv * head;
     for (int l = 0; l < n_layers; l++) {
         const DecoderLayer& layer = layers[l];
@@ -888,14 +891,14 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
                 memcpy(keys + kind, v + h * d, d * sizeof(float));
             }
         }
-        share(n_shares, [&](int part) {
+        share(n_rows * n_heads / n_together, [&](int part) {
             float* weights = (float*)scratch(cache->max_len * sizeof(float));
-            for (int i = (long)n_rows * part / n_shares; i < (long)n_rows * (part + 1) / n_shares; i++)
-                for (int q = 0; q < n_heads; q++) {
-                    const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
-                    attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
-                               attended + (long)i * width + q * d);
-                }
+            for (int at = part * n_together; at < (part + 1) * n_together; at++) {
+                const int i = at / n_heads, q = at % n_heads;
+                const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
+                attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
+                           attended + (long)i * width + q * d);
+            }
         });
         linear(layer.out, attended, width, 0, n_rows, 1, x, d_model, 0, true);
         linear(layer.gate_up, x, d_model, 0, n_rows, 1, gates, 2 * d_ff, 0, false);
