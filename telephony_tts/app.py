@@ -80,6 +80,8 @@ _log = logs.get(__name__)
 _MB = 1_000_000
 _DISK_CHECK_S = 15.0
 _LAST_SPANS_S = 5.0
+_RELOAD_AGAIN_S = 10.0
+"""After a check of a file that failed, the next one comes so soon, also if only SIGHUP causes checks."""
 _SOUND_WAIT_SHARE = 0.8
 """A sound that is late is left out. The wait must end before `engines.timeout_s`, which would end the turn."""
 _SHARED_START_S = 1_800.0
@@ -752,7 +754,6 @@ class Reloads:
     def __init__(self) -> None:
         self._files: list[tuple[Callable[[], Any], Callable[[Any], None], float]] = []
         self._asked: list[asyncio.Event] = []
-        self._reading = asyncio.Lock()
 
     def add(self, read: Callable[[], Any], use: Callable[[Any], None], check_s: float) -> None:
         """Call `read` every `check_s` in a thread; 0: only at SIGHUP. What it returns is given to `use` in the event
@@ -766,8 +767,10 @@ class Reloads:
             yield
             return
         self._asked = [asyncio.Event() for _ in self._files]
+        # One file at a time, for the sake of the event loop, which all threads that compute take turns with.
+        pool = DaemonPool(1, "reloads")
         tasks = [
-            asyncio.create_task(self._watch(*file, asked), name="watch files")
+            asyncio.create_task(self._watch(*file, asked, pool), name="watch files")
             for file, asked in zip(self._files, self._asked, strict=True)
         ]
         try:
@@ -776,6 +779,7 @@ class Reloads:
         finally:
             for task in tasks:
                 task.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def now(self) -> None:
         """Read all files that changed, without waiting."""
@@ -783,20 +787,28 @@ class Reloads:
             asked.set()
 
     async def _watch(
-        self, read: Callable[[], Any], use: Callable[[Any], None], check_s: float, asked: asyncio.Event
+        self,
+        read: Callable[[], Any],
+        use: Callable[[Any], None],
+        check_s: float,
+        asked: asyncio.Event,
+        pool: DaemonPool,
     ) -> None:
+        wait_s, unused = check_s, None
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(asked.wait(), check_s or None)
+                await asyncio.wait_for(asked.wait(), wait_s or None)
             asked.clear()
+            wait_s = check_s
             try:
-                # One file at a time, for the sake of the event loop, which all threads that compute take turns with.
-                async with self._reading:
-                    content = await asyncio.to_thread(event_loop.giving_way, read)
-                if content is not None:
-                    use(content)
+                content = await asyncio.wrap_future(pool.submit(event_loop.giving_way, read))
+                unused = unused if content is None else content
+                if unused is not None:
+                    use(unused)
+                    unused = None
             except Exception:
                 _log.exception("files_not_checked")  # everything stays as it is, and is checked again
+                wait_s = min(check_s or _RELOAD_AGAIN_S, _RELOAD_AGAIN_S)
 
 
 async def _watch_disks(config: Config) -> None:

@@ -5,11 +5,18 @@ The pools of the standard library are joined at exit, whatever their threads do.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, TypeVar
+
+from telephony_tts.errors import Busy
+
+Result = TypeVar("Result")
+
+_RETRY_MS = 5_000
 
 
 class DaemonPool(Executor):
@@ -71,3 +78,19 @@ class DaemonPool(Executor):
             else:
                 future.set_result(result)
             del item, future, work
+
+
+async def in_own_thread(work: Callable[..., Result], *args: Any) -> Result:
+    """Do work that changes something, in a thread that is started for it. Raises Busy if none can be started.
+
+    Then the work is never done. `asyncio.to_thread` would leave it in a queue, and do it later, although the caller was
+    told that it failed.
+    """
+    pool = DaemonPool(1, "change")
+    try:
+        done = pool.submit(work, *args)
+    except RuntimeError as error:
+        raise Busy("the machine cannot start a thread for this now: try again", retry_after_ms=_RETRY_MS) from error
+    pool.shutdown(wait=False)
+    result: Result = await asyncio.wrap_future(done)
+    return result

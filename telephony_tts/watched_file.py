@@ -45,10 +45,10 @@ class WatchedFile(Generic[Content]):
             metrics.FILE_RELOADS.labels(file=self._what, outcome="failed").inc()
             _log.warning("file_kept", file=self._what, why=error.message)
             return None
-        self._seen, self._told = state, None
         self.content = content
         metrics.FILE_RELOADS.labels(file=self._what, outcome="loaded").inc()
         _log.info("file_loaded", file=self._what)
+        self._seen, self._told = state, None  # last: whatever fails before, the content is read and returned again
         return content
 
 

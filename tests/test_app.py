@@ -18,6 +18,7 @@ from telephony_tts.errors import SoundError
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.transport import sound_store
+from telephony_tts.watched_file import WatchedFile
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +77,80 @@ def test_lexicons_are_checked_again_after_a_check_that_failed(
 
     asyncio.run(main())
     assert "files_not_checked" in caplog.text
+
+
+@pytest.mark.parametrize("refused", ["thread", "use"])
+def test_keys_that_were_refused_once_are_used_soon_after_one_hangup_signal(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine without memory or threads must not leave a revoked key in use."""
+    monkeypatch.setattr(app, "_RELOAD_AGAIN_S", 0.05, raising=False)
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: {a: {token: one}}")
+    settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
+    keys = app.open_keys(settings)
+    assert keys is not None
+    ring = app.transport_settings(settings, keys=keys).keys
+    start, use = threading.Thread.start, ring.replace
+    refusals = {"thread": [RuntimeError("can't start new thread")], "use": [MemoryError()]}[refused]
+
+    def starts(thread: threading.Thread) -> None:
+        if refused == "thread" and refusals:
+            raise refusals.pop()
+        start(thread)
+
+    def uses(content: object) -> None:
+        if refused == "use" and refusals:
+            raise refusals.pop()
+        use(content)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        reloads = app.Reloads()
+        reloads.add(keys.reload, uses, settings.keys.check_s)
+        with reloads.running():
+            file.write_text("keys: {b: {token: two}}")
+            monkeypatch.setattr(threading.Thread, "start", starts)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: "files_not_checked" in caplog.text, "it was refused")
+            await until(lambda: ring.find(b"two") is not None, "the keys are used")
+            assert ring.find(b"one") is None
+
+    asyncio.run(main())
+    assert caplog.text.count("files_not_checked") == 1
+
+
+@pytest.mark.parametrize("refused", ["thread", "use"])
+def test_a_check_that_was_refused_loses_no_content(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next check uses it, although the file has not changed again."""
+    file, used = tmp_path / "file", []
+    file.write_text("first")
+    watched = WatchedFile("keys", file, Path.read_text)
+    start = threading.Thread.start
+    refusals = [RuntimeError("can't start new thread")]
+
+    def starts(thread: threading.Thread) -> None:
+        if refused == "thread" and refusals:
+            raise refusals.pop()
+        start(thread)
+
+    def uses(content: str) -> None:
+        if refused == "use" and refusals:
+            raise refusals.pop()
+        used.append(content)
+
+    async def main() -> None:
+        reloads = app.Reloads()
+        reloads.add(watched.reload, uses, 0.01)
+        file.write_text("second")
+        monkeypatch.setattr(threading.Thread, "start", starts)
+        with reloads.running():
+            await until(lambda: bool(used), "it is used")
+            await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert used == ["second"] and not refusals
 
 
 def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from telephony_tts.daemon_pool import DaemonPool
+from telephony_tts.daemon_pool import DaemonPool, in_own_thread
+from telephony_tts.errors import Busy
 
 
 class Machine:
@@ -51,3 +53,23 @@ def test_one_thread_is_enough_and_the_others_start_later(machine: Machine, pool:
     together = threading.Barrier(3)
     waiting = [pool.submit(together.wait, 5) for _ in range(3)]
     assert sorted(future.result(5) for future in waiting) == [0, 1, 2], "three threads work at once"
+
+
+def test_a_change_that_was_refused_a_thread_is_never_done(machine: Machine) -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(Busy, match="cannot start a thread") as refused:
+            await in_own_thread(done.append, "refused")
+        assert refused.value.retryable and refused.value.retry_after_ms
+        machine.n_allowed = 2
+        await in_own_thread(done.append, "done")
+        with pytest.raises(ZeroDivisionError):
+            await in_own_thread(divmod, 1, 0)
+
+    asyncio.run(main())
+    assert done == ["done"]
+    for thread in threading.enumerate():
+        if thread.name.startswith("change"):
+            thread.join(5)
+            assert not thread.is_alive(), "it ends with its work"

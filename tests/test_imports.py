@@ -44,7 +44,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts": row(),
     "telephony_tts.errors": row(),
     "telephony_tts.clock": row(),
-    "telephony_tts.daemon_pool": row(),
+    "telephony_tts.daemon_pool": row("errors"),
     "telephony_tts.schema": row(),
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
@@ -84,7 +84,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.hibari": row("errors metrics clock", "numpy hibari onnxruntime"),
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
     "telephony_tts.engines.latin_language": row("errors", "py3langid"),
-    "telephony_tts.engines.phrase_store": row("errors metrics daemon_pool", "numpy diskcache"),
+    "telephony_tts.engines.phrase_store": row("errors metrics clock daemon_pool", "numpy diskcache"),
     # An engine of another process. Only the two ends of the connection know gRPC; what decides is pure.
     "telephony_tts.engines.remote": row("errors clock logs", "numpy", TASKS | IO),
     "telephony_tts.engines.remote.outgoing": row(),
@@ -114,6 +114,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.others.triton": row("errors", "grpc numpy"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
+    "telephony_tts.engines.cosyvoice2.voice_service": row("errors daemon_pool"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
     "telephony_tts.engines.cosyvoice2.text": row("errors clock", not_stdlib=TASKS | IO),
     "telephony_tts.engines.cosyvoice2.text.tokenizer": row("errors", "tokenizers", TASKS),
@@ -136,7 +137,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.voices.noise_reduction": row("errors metrics clock", "numpy torch av"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
-        "errors clock logs metrics engines.api session audio wire transport keys.key recording lexicon_files text",
+        "errors clock daemon_pool logs metrics engines.api session audio wire transport keys.key recording "
+        "lexicon_files text",
         "anyio fastapi starlette uvicorn h11 pydantic websockets numpy",
     ),
     # The pure part decides what is recorded; writer, folder and live write it, and the others read it.
@@ -171,7 +173,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.fronts.shared_engine_process": EVERYTHING,
     "telephony_tts.fronts.shared_voices": row("engines.api"),
     # Loads that network beside the event loop and hands it to sessions.
-    "telephony_tts.transport.voice_model": row("clock daemon_pool errors logs audio.voice_activity"),
+    "telephony_tts.transport.voice_model": row("clock errors logs daemon_pool audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),
     "telephony_tts.bench.measures": row(not_stdlib=TASKS | IO),
     "telephony_tts.bench.audible": row("engines.api", "numpy", TASKS | IO),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts import metrics
+from telephony_tts import metrics, watched_file
 from telephony_tts.errors import ConfigError
 from telephony_tts.watched_file import WatchedFile
 
@@ -76,6 +76,24 @@ def test_a_file_is_used_as_soon_as_a_cause_outside_of_it_is_gone(
     assert reloads("failed") == before + 2
     why.append("")
     assert watched.reload() == 20 and watched.content == 20 and watched.reload() is None
+
+
+def test_content_is_returned_again_if_its_line_could_not_be_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "n"
+    path.write_text("1")
+    watched = WatchedFile("keys", path, number_in)
+    path.write_text("20")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as now:
+        now.setattr(watched_file._log, "info", refuse)
+        with pytest.raises(MemoryError):
+            watched.reload()
+    assert watched.reload() == 20 and watched.reload() is None
 
 
 def test_a_file_that_is_broken_from_the_beginning_is_an_error(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ _NO_NAMES_S = 14.0
 _FOUND_AGAIN_NS = 4000 * MS
 """A name that a client has asked for in vain is asked for again this soon: the last question waits for 2 s."""
 _SQUEEZED_BYTES = 256 * 1024
+_FRONT_STARTS_NS = 6000 * MS
+"""A front is ready again this soon after it was killed, on a busy machine too."""
 RECOVERY_NS = 500 * MS
 """Speech comes so soon after the killed process is ready again."""
 
@@ -145,9 +147,12 @@ async def _lose_names(subject: Subject, n: int, around: Surroundings) -> None:
 
 async def _kill_front(subject: Subject, n: int, around: Surroundings) -> None:
     fronts = subject.fronts()
-    around.may_break = True
+    now_ns = time.monotonic_ns()
+    # The other front speaks at once, unless it was killed a moment ago: then the one speaks that is ready first.
+    is_alone = now_ns < around.front_starts_until_ns
+    around.may_break, around.front_starts_until_ns = True, now_ns + _FRONT_STARTS_NS
     os.kill(fronts[n % len(fronts)], signal.SIGKILL)
-    await _recovers(around, "front")
+    await _recovers(around, "front", within_ns=_FRONT_STARTS_NS if is_alone else RECOVERY_NS)
 
 
 async def _recovers(around: Surroundings, what: str, *, lang: str = "", within_ns: int = RECOVERY_NS) -> None:

@@ -1,11 +1,14 @@
-"""The folders of the checkout whose modules are used here: the benchmarks' harness and the tests' own tools."""
+"""Folders: of the checkout whose modules are used here (the benchmarks' harness, the tests' tools), and of memory."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+"""Where `tempfile` makes what no slow disk shall delay."""
 
 
 def use() -> None:

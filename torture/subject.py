@@ -22,7 +22,7 @@ from typing import Any
 
 from torture.histories import COSYVOICE2
 from torture.name_server import ENGINE, VOICES, NameServer, speech_server
-from torture.places import ROOT
+from torture.places import IN_MEMORY, ROOT
 from torture.sandbox import NO_TORCH, has_torch, own_resolver
 from torture.sound_server import FETCH_S, SoundServer
 from torture.surroundings import PING_S
@@ -68,6 +68,8 @@ class Subject:
         self._keeps_sounds = keeps_sounds
         self._defects = defects
         self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
+        self.runtime: Path
+        """What fronts share."""
         self.port = self.media_port = 0
         self.server: subprocess.Popen[str]
         self.bridge: subprocess.Popen[str] | None = None
@@ -107,8 +109,10 @@ class Subject:
             target = f"engines.remote.target=unix:{self.folder}/engine.sock"
             settings += ["engines.default=remote", target, f"engines.remote.token={_TOKEN}"]
         if self.shape == "fronts":
-            (self.folder / "run").mkdir()
-            settings += ["server.processes=2", f"server.runtime_folder={self.folder}/run"]
+            # The server keeps this folder in memory too, unless it is told otherwise.
+            made = tempfile.TemporaryDirectory(prefix="torture-", dir=IN_MEMORY)
+            self.runtime = Path(self._stack.enter_context(made))
+            settings += ["server.processes=2", f"server.runtime_folder={self.runtime}"]
         if self.shape == "small":
             flags = ["--descriptors", str(_DESCRIPTORS)]
             if (disk := small_disk(self.folder / "disk")) is not None:
@@ -265,7 +269,7 @@ class Subject:
     def owner(self, call: str) -> int | None:
         """The number of the front that has this call."""
         name = hashlib.blake2b(call.encode(), digest_size=16).hexdigest()
-        for folder in (self.folder / "run").iterdir():
+        for folder in self.runtime.iterdir():
             with suppress(FileNotFoundError):
                 return int(os.readlink(folder / "calls" / name).partition(".")[0])
         return None

@@ -54,12 +54,15 @@ class Surroundings:
     """The server may have no room for a new connection."""
     may_break: bool = False
     """A process that holds calls was killed, so that connections break."""
+    front_starts_until_ns: int = 0
+    """A front that was killed may still be starting until then."""
     recorded: list[Recorded] = field(default_factory=list)
     """What recordings must hold."""
     no_descriptors: Stops = field(default_factory=Stops)
     """When the server could open nothing more."""
     crashes: list[str] = field(default_factory=list)
     """Errors of our own clients."""
+    begin_ns: int = field(default_factory=time.monotonic_ns)
     call_stops: Stops = field(init=False)
     """The same, and when a client read nothing. That excuses no neighbour."""
 

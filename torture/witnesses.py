@@ -101,13 +101,15 @@ class Neighbour(Link):
 
     def judge_late(self) -> None:
         """Stops become known after what they delayed, so this is the last thing."""
-        n_late, worst_ns = 0, 0
+        worst_ns, late_at_ms = 0, []
         for since_ns, due_ns, at_ns in self._late:
             late_ns = at_ns - due_ns - self._around.stops.within(since_ns, at_ns)
             worst_ns = max(worst_ns, late_ns)
-            n_late += late_ns > LATE_NS
-        if n_late and not self._around.may_fail:
-            self._wrong(f"had {n_late} frames up to {worst_ns / MS:.0f} ms late")
+            if late_ns > LATE_NS:
+                late_at_ms.append((at_ns - self._around.begin_ns) // MS)
+        if late_at_ms and not self._around.may_fail:
+            first, last = late_at_ms[0], late_at_ms[-1]
+            self._wrong(f"had {len(late_at_ms)} frames up to {worst_ns / MS:.0f} ms late, after {first} to {last} ms")
         self.worst_ns = worst_ns
 
     def _wrong(self, what: str) -> None:

@@ -3,8 +3,8 @@
 Memory is read without waiting. The disk is read and written by two threads, never by the event loop. A phrase goes to
 disk when it is asked for a second time, so that a language model's sentences, which nobody says again, are not written.
 
-A fault of the disk costs a synthesis, nothing more: what cannot be read is removed and made again, what cannot be
-written is not kept. Several servers may use one folder.
+A fault of the disk costs a synthesis, nothing more: what is damaged is removed and made again, and what cannot be
+written is written later, if it is asked for again. Several servers may use one folder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from telephony_tts import metrics
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Chunk, Timing
 from telephony_tts.errors import ConfigError
@@ -51,6 +53,8 @@ _WAIT_S = 0.1
 _CLOSE_S = 5.0
 _MOST_JOBS = 64
 """The most reads, and the most writes, that may wait."""
+_WRITE_AGAIN_S = 10.0
+"""After a write that failed nothing is written for so long."""
 _LOCKED_S = 1.0
 """How long a thread waits for another server that writes."""
 _LARGEST = 8
@@ -121,6 +125,8 @@ class PhraseStore:
         self._reader: DaemonPool | None = None
         self._writer: DaemonPool | None = None
         self._n_reads = self._n_writes = 0
+        self._write_after_ns = 0
+        """No write begins before; see `_WRITE_AGAIN_S`."""
         self._complaints: set[str] = set()
         """The kinds of faults that have their line in the log."""
 
@@ -230,12 +236,15 @@ class PhraseStore:
         """In the reader's thread."""
 
         def read() -> Phrase | None:
-            data = disk.get(key)
-            return None if data is None else from_bytes(data)
+            try:
+                data = disk.get(key)
+                return None if data is None else from_bytes(data)
+            except (ValueError, TypeError, KeyError, struct.error) as error:
+                raise DamagedPhrase(str(error)) from error
 
         try:
             return self._guarded("read", read)
-        except (DamagedPhrase, ValueError, TypeError, KeyError, struct.error) as error:
+        except DamagedPhrase as error:
             self._complain("damaged", f"a kept phrase ({key}) cannot be read and is removed: {error}")
             self._guarded("removed", lambda: disk.delete(key))
             return None
@@ -269,17 +278,20 @@ class PhraseStore:
 
     def _write(self, key: str, kept: _Kept) -> None:
         disk, writer = self._disk, self._writer
-        if disk is None or writer is None or self._n_writes >= _MOST_JOBS:
-            return  # without a place in the queue it is tried again when it is asked for again
+        if disk is None or writer is None or self._n_writes >= _MOST_JOBS or monotonic_ns() < self._write_after_ns:
+            return  # it is tried again when it is asked for again
         kept.is_on_disk = True
         self._n_writes += 1
         writing = asyncio.get_running_loop().run_in_executor(
-            writer, self._guarded, "written", lambda: disk.set(key, to_bytes(kept.phrase))
+            writer, self._guarded, "written", lambda: bool(disk.set(key, to_bytes(kept.phrase)))
         )
-        writing.add_done_callback(self._has_written)
+        writing.add_done_callback(partial(self._has_written, kept))
 
-    def _has_written(self, _: object) -> None:
+    def _has_written(self, kept: _Kept, writing: asyncio.Future[bool | None]) -> None:
         self._n_writes -= 1
+        if writing.cancelled() or writing.exception() is not None or not writing.result():
+            kept.is_on_disk = False
+            self._write_after_ns = monotonic_ns() + int(_WRITE_AGAIN_S * NS_PER_S)
 
     async def written(self) -> None:
         """Return when all that was kept so far is on disk."""
@@ -287,10 +299,13 @@ class PhraseStore:
             await asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
 
     def _guarded(self, what: str, work: Callable[[], Result]) -> Result | None:
-        """Do `work` on the disk, in a thread. None if the disk fails; the first failure of its kind is logged."""
+        """Do `work` on the disk, in a thread. None if it fails, as without memory; the first failure of its kind is
+        logged. Raises DamagedPhrase."""
         try:
             return work()
-        except (OSError, sqlite3.Error, disk_timeout()) as error:
+        except DamagedPhrase:
+            raise
+        except Exception as error:  # a phrase that is not kept costs a synthesis, and must not cost a sentence
             self._complain(what, f"a phrase cannot be {what} in {self.folder}: {str(error) or type(error).__name__}")
             return None
 
@@ -334,13 +349,6 @@ def open_cache(path: Path, disk_bytes: int) -> Cache:
     )
     cache.reset("size_limit", disk_bytes)
     return cache
-
-
-def disk_timeout() -> type[Exception]:
-    """What diskcache raises if another process holds its lock for too long."""
-    from diskcache import Timeout
-
-    return Timeout  # type: ignore[no-any-return,unused-ignore]
 
 
 def _own(chunk: Chunk) -> Chunk:

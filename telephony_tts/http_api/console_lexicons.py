@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from telephony_tts import lexicon_files, logs
+from telephony_tts.daemon_pool import in_own_thread
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.http_api.console_calls import need_supervisor
 from telephony_tts.http_api.request_key import REQUEST_KEY
@@ -84,7 +85,7 @@ class ConsoleLexicons:
         if not self._has(name):
             _absent(name)
         async with self._testing:
-            n_entries, version = await asyncio.to_thread(self._known().save, name, wanted.text, wanted.version)
+            n_entries, version = await in_own_thread(self._known().save, name, wanted.text, wanted.version)
         _log.info("lexicon_saved", lexicon=name, entries=n_entries)
         return JSONResponse({"entries": n_entries, "version": version}, headers=_NO_STORE)
 

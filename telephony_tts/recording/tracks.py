@@ -188,7 +188,7 @@ class HeardTrack(Track):
 
     def peer_is_late(self, late_ns: int, now_ns: int) -> None:
         """The peer plays now what was due `late_ns` ago. Its first report about a run places the whole run. Later ones
-        differ by the network's jitter; only a large difference is a gap."""
+        differ by the network's jitter; only a large difference is a gap, or shows that there was none."""
         due_ns = now_ns - late_ns
         run = next((run for run in reversed(self.runs) if run.base_ns - run.late_ns <= due_ns), None)
         if run is None or late_ns > _MOST_LATE_NS:
@@ -210,6 +210,14 @@ class HeardTrack(Track):
                     self._run = rest
                 if not run.n_bytes:
                     self.runs.remove(run)
+        elif more_ns < -_GAP_NS and not run.taken:
+            # The peer cannot take a gap back: the report that placed this run was read late, in a process that stood
+            # still.
+            at = self.runs.index(run)
+            begin = max(self.done, self.runs[at - 1].end if at else 0)
+            back_ns = min(-more_ns, max(0, run.at - begin) * SAMPLE_NS)
+            run.move(-back_ns)
+            run.late_ns -= back_ns
 
     def moved(self, late_ns: int, now_ns: int) -> None:
         """The peer plays `late_ns` later than we were told: what should have been heard at `now_ns - late_ns` is heard

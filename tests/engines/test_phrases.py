@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conformance import Subject, assert_keeps_the_contract
 
+from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, Engine, Timing, Utterance
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.phrase_store import FOLDER, FORMAT, DamagedPhrase, PhraseStore, from_bytes, to_bytes
@@ -331,6 +332,67 @@ def test_a_full_disk_touches_no_call(
 
     with caplog.at_level(logging.WARNING):
         run(main)
+
+
+@pytest.mark.parametrize("refusal", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_a_phrase_that_could_not_be_written_is_written_when_it_is_said_again(
+    refusal: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most one write fails in `_WRITE_AGAIN_S`, however often the phrase is said meanwhile."""
+
+    async def main() -> None:
+        import diskcache
+
+        now_ns, n_failed = 10**12, 0
+        monkeypatch.setattr(phrase_store, "monotonic_ns", lambda: now_ns, raising=False)
+
+        def full(*_: object, **__: object) -> None:
+            nonlocal n_failed
+            n_failed += 1
+            raise refusal
+
+        kept, _, store = await keeper(tmp_path, at_once=True)
+        with monkeypatch.context() as now:
+            now.setattr(diskcache.Cache, "set", full)
+            for _ in range(5):
+                first = await speak(kept)
+                await store.written()
+                await asyncio.sleep(0)
+                now_ns += 1
+        assert n_failed == 1
+        now_ns += int(phrase_store._WRITE_AGAIN_S * 1e9)
+        await speak(kept)
+        await kept.close()
+        kept, engine, _ = await keeper(tmp_path)
+        assert_same(await speak(kept), first)
+        assert engine.n_asked == 0
+        await kept.close()
+
+    run(main)
+
+
+def test_a_phrase_that_cannot_be_read_for_want_of_memory_is_synthesised_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(data: object) -> Any:
+        raise MemoryError
+
+    async def main() -> None:
+        kept, _, _ = await keeper(tmp_path, at_once=True)
+        first = await speak(kept)
+        await kept.close()
+        kept, engine, _ = await keeper(tmp_path)
+        with monkeypatch.context() as now:
+            now.setattr(phrase_store, "from_bytes", refuse)
+            assert len(await speak(kept)) > 2 and engine.n_asked == 1
+        assert "cannot be read in" in caplog.text and "is removed" not in caplog.text
+        await kept.close()
+        kept, engine, _ = await keeper(tmp_path)
+        assert_same(await speak(kept), first)
+        assert engine.n_asked == 0
+        await kept.close()
+
+    run(main)
 
 
 def test_a_disk_that_does_not_answer_delays_speech_only_a_little(

@@ -12,7 +12,7 @@ from world import MS, World
 from telephony_tts.audio.g711 import Pcm, decode_ulaw
 from telephony_tts.recording.recorder import CallRecorder
 from telephony_tts.recording.stereo import Mixer
-from telephony_tts.recording.tracks import SAMPLE_NS
+from telephony_tts.recording.tracks import SAMPLE_NS, HeardTrack
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -213,3 +213,29 @@ def test_what_a_client_that_keeps_turns_apart_drops_was_not_heard() -> None:
     world.take(all_of_it=True)
     right = world.recorded[:, 1]
     assert np.abs(right[300 * 8 : 310 * 8]).min() > 700 and not right[310 * 8 :].any()
+
+
+def test_a_report_that_was_read_late_leaves_no_gap_in_what_was_heard() -> None:
+    """Our process stood still for 400 ms, and read then what a peer had reported that played on."""
+    track, frame_ns = HeardTrack(0), 20 * MS
+    sound = bytes(range(1, 161))
+    for n in range(100):
+        track.playing(sound, n * frame_ns, "ulaw", 8000)
+    track.peer_is_late(40 * MS, 140 * MS)
+    track.peer_is_late(440 * MS, 1_440 * MS)
+    assert [run.at for run in track.runs] == [320, 1000 * 8 + 440 * 8]
+    track.peer_is_late(50 * MS, 1_550 * MS)
+    pieces = track.take(3000 * 8)
+    assert [(piece.start, piece.end) for piece in pieces] == [(320, 8320), (8320 + 10 * 8, 16400)]
+    assert b"".join(piece.payload for piece in pieces) == 100 * sound
+
+
+def test_what_was_written_is_not_moved_back() -> None:
+    track = HeardTrack(0)
+    for n in range(100):
+        track.playing(bytes(160), n * 20 * MS, "ulaw", 8000)
+    track.peer_is_late(0, 100 * MS)
+    track.peer_is_late(400 * MS, 1_400 * MS)
+    assert [(piece.start, piece.end) for piece in track.take(1_300 * 8)] == [(0, 8000)]
+    track.peer_is_late(0, 1_100 * MS)
+    assert [(piece.start, piece.end) for piece in track.take(3_000 * 8)] == [(1_300 * 8, 2_300 * 8)]

@@ -3,13 +3,11 @@ disk can take longer than to read it."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
-_IN_MEMORY = "/dev/shm"
-_folder = tempfile.TemporaryDirectory(
-    prefix="telephony-tts-fuzz-", dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK | os.X_OK) else None
-)
+from torture.places import IN_MEMORY
+
+_folder = tempfile.TemporaryDirectory(prefix="telephony-tts-fuzz-", dir=IN_MEMORY)
 FOLDER = Path(_folder.name)
 """It goes with the process."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from telephony_tts.daemon_pool import in_own_thread
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
 from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
@@ -171,20 +172,20 @@ class VoiceService:
 
     async def store(self, name: str, file: bytes) -> None:
         """Store a voice that another service made, in place of one of the same name. The engine judges the file: one
-        that it cannot read is no voice. Raises ConfigError, and EngineError if the engine is starting again."""
-        await asyncio.to_thread(self._folder.put, name, file)
+        that it cannot read is no voice. Raises ConfigError, Busy, and EngineError if the engine is starting again."""
+        await in_own_thread(self._folder.put, name, file)
         await self._engine.read_voices()
 
     async def remove(self, name: str) -> None:
-        """Remove a stored voice; what speaks with it speaks on. Raises UnknownVoice, and ConfigError (`voice_fixed`)
-        for a voice of the model."""
+        """Remove a stored voice; what speaks with it speaks on. Raises UnknownVoice, ConfigError (`voice_fixed`) for
+        a voice of the model, and Busy."""
         if not self._folder.has(name):
             if any(voice.name == name for voice in self._engine.voices):
                 raise ConfigError(
                     f"voice {name} is in the model's own {SPEAKERS_FILE} and cannot be removed", code="voice_fixed"
                 )
             raise UnknownVoice(f"there is no voice {name!r}")
-        await asyncio.to_thread(self._folder.remove, name)
+        await in_own_thread(self._folder.remove, name)
         try:
             await self._engine.read_voices()
         except EngineError:

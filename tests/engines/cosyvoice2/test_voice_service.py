@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKER_ONNX, TOKE
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.errors import AudioError
+from telephony_tts.errors import AudioError, Busy
 
 REFUSED = b"no speech"
 
@@ -116,5 +117,30 @@ def test_a_prompt_that_another_one_replaces_meanwhile_is_there_for_its_request(
             assert rig.is_there(await new)
         assert rig.maker.made == made and len(rig.prompts.names()) == 2
         await rig.service.close()
+
+    asyncio.run(run())
+
+
+def test_a_voice_is_not_changed_after_the_client_was_told_that_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine refuses one thread. Later work of other requests must not bring the change with it."""
+    VoiceFolder(tmp_path).put("anna", b"first")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        service = Rig(tmp_path, n_prompts=1).service
+        for change in (service.remove("anna"), service.store("anna", b"second")):
+            with monkeypatch.context() as now, pytest.raises(Busy):
+                now.setattr(threading.Thread, "start", refuse)
+                await change
+            assert await service.stored("anna") == b"first"
+        await service.store("anna", b"second")
+        assert await service.stored("anna") == b"second"
+        await service.remove("anna")
+        assert not VoiceFolder(tmp_path).has("anna")
+        await service.close()
 
     asyncio.run(run())

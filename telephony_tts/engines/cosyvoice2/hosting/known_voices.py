@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import VoicesRead
@@ -24,6 +25,9 @@ from telephony_tts.errors import ConfigError, EngineError
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+TRY_AGAIN_S = 10.0
+"""After so long a file that could not be read is read again: the cause may be outside the file, such as a process that
+may open no more files."""
 
 
 class KnownVoices:
@@ -50,6 +54,8 @@ class KnownVoices:
         self._stored: dict[str, PromptFeatures] = {}
         self._stamps: dict[str, FileStamp] = {}
         """Of all files, also of those that cannot be used."""
+        self._failures: dict[str, tuple[str, int]] = {}
+        """Why each file could not be read that could not, and when that was tried."""
         self._is_unreadable = False
         self.look()
 
@@ -72,8 +78,13 @@ class KnownVoices:
             self._is_unreadable = True
             return False
         self._is_unreadable = False
+        now_ns = monotonic_ns()
+        for name, (_, tried_ns) in self._failures.items():
+            if now_ns - tried_ns >= TRY_AGAIN_S * NS_PER_S:
+                self._stamps.pop(name, None)
         if stamps == self._stamps:
             return False
+        failures = {name: failure for name, failure in self._failures.items() if name in stamps}
         stored: dict[str, PromptFeatures] = {}
         for name in sorted(stamps):
             if stamps[name] == self._stamps.get(name):
@@ -83,13 +94,16 @@ class KnownVoices:
             store, file = stores[name]
             try:
                 features = store.load(file)
-            except EngineError as error:
-                _skip(str(error))
+            except (EngineError, OSError) as error:
+                if name not in failures or failures[name][0] != str(error):
+                    _skip(str(error))
+                failures[name] = str(error), now_ns
                 continue
+            failures.pop(name, None)
             if self._fits(name, features):
                 stored[name] = features
         changed = stored.keys() ^ self._stored.keys() or any(stored[n] is not self._stored[n] for n in stored)
-        self._stamps, self._stored = stamps, stored
+        self._stamps, self._stored, self._failures = stamps, stored, failures
         return bool(changed)
 
     def _fits(self, name: str, features: PromptFeatures) -> bool:

@@ -40,7 +40,10 @@ void convolve_plain(const Conv& of, const T* rows, int panel, T* y) {
         for (int r = 0; r < R; r++)
             for (int v = 0; v < kVectors; v++) sums[r][v] += rows[r * step + k] * column[v];
     }
+    // As in `tile`.
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; v++) store(y + (long)r * of.d_out + panel * P::outputs + v * P::lanes, sums[r][v]);
 }
 

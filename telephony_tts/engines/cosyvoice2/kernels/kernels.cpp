@@ -31,22 +31,26 @@ constexpr int kPanel = kLanes * kVectors;  // outputs that a tile computes, of k
 constexpr int kHeadStep = 64;              // values of a head are padded to a multiple of this, in every build
 constexpr int kLargestHead = 256;
 constexpr int kParts = 8;                  // of a call that threads may share
+constexpr int kPartsOfFewRows = 16;        // of panels, if there are few rows: to read a panel takes longest
 constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
 constexpr long kAhead = 2048;              // bytes of weights that a Zen 5 fetches ahead of those in use
 constexpr int kSummed = 1024;              // weights of 14 bits, times bytes, that 32 bits can sum
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
 
-// x Phi(x) = x / (1 + 2^-z), where z = log2(Phi(x) / Phi(-x)) is odd: a polynomial within +-5, absolute error 4e-6
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|). Phi(-u) is a polynomial up to kGeluEnd, absolute error of the result 1.4e-4: it is
+// rounded to bytes next, in steps of 1/127 of the row's peak.
 inline Floats gelu(Floats x) {
-    const Floats squares = x * x, s = squares > 25.0f ? splat(25.0f) : squares;  // a NaN stays
-    Floats p = splat(3.20993585e-6f);
-    p = p * s - 8.79019149e-5f;
-    p = p * s - 3.62090306e-4f;
-    p = p * s + 0.105230056f;
-    p = p * s + 2.30204374f;
-    const Floats power = -x * p;
-    return x / (1.0f + exp2(power > 127.0f ? splat(127.0f) : power));
+    constexpr float kGeluEnd = 3.8f;
+    const Floats size = absolute(x), u = smaller(splat(kGeluEnd), size), t = u * (2 / kGeluEnd) - 1.0f;  // a NaN stays
+    Floats p = splat(-0.0345624698f);
+    p = p * t + 0.0676621312f;
+    p = p * t + 0.0281904694f;
+    p = p * t - 0.191588084f;
+    p = p * t + 0.226719594f;
+    p = p * t - 0.12507126f;
+    p = p * t + 0.0286857906f;
+    return (x + size) * 0.5f - p * u;  // of minus infinity a NaN, as the formula has
 }
 
 // sums + four products of unsigned w and signed a, in each lane
@@ -199,19 +203,27 @@ inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 enum Norm { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
 
+// The sum of f(i) for i = 0, kLanes, ... below `end`: four sums, or each addition would wait for the one before.
+template <class F> inline Floats sum_of(int end, const F& f) {
+    Floats sums[4] = {};
+    int i = 0;
+    for (; i + 4 * kLanes <= end; i += 4 * kLanes) for (int u = 0; u < 4; u++) sums[u] += f(i + u * kLanes);
+    for (; i < end; i += kLanes) sums[0] += f(i);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // x [k] -> y [k]: the norm, then each value times `weight` (LayerNorm: plus `bias`)
 inline void normalize(const float* x, int k, int norm, const float* weight, const float* bias, float eps, float* y) {
-    Floats total = {}, squares = {};
     float mean = 0, tail = 0;
     int i = 0;
     const int whole = k / kLanes * kLanes;
     if (norm == kLayerNorm) {
-        for (i = 0; i < whole; i += kLanes) total += load<Floats>(x + i);
-        for (; i < k; i++) mean += x[i];
+        const Floats total = sum_of(whole, [&](int at) { return load<Floats>(x + at); });
+        for (i = whole; i < k; i++) mean += x[i];
         mean = (mean + sum(total)) / k;
     }
-    for (i = 0; i < whole; i += kLanes) { const Floats d = load<Floats>(x + i) - mean; squares += d * d; }
-    for (; i < k; i++) tail += (x[i] - mean) * (x[i] - mean);
+    const Floats squares = sum_of(whole, [&](int at) { const Floats d = load<Floats>(x + at) - mean; return d * d; });
+    for (i = whole; i < k; i++) tail += (x[i] - mean) * (x[i] - mean);
     const float factor = norm == kNoNorm ? 1 : 1 / std::sqrt((tail + sum(squares)) / k + eps);
     for (i = 0; i < whole; i += kLanes) {
         Floats z = (load<Floats>(x + i) - mean) * factor * load<Floats>(weight + i);
@@ -367,7 +379,8 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
     });
     const Rows a{bytes, rows, low_totals, n_rows, stride};
     const auto to = [&](int i) { return y + i / m * batch_y + i % m * ldy; };
-    const int n_panels = (map->n + kPanel - 1) / kPanel, n_shares = n_panels < kParts ? n_panels : kParts;
+    const int n_panels = (map->n + kPanel - 1) / kPanel;
+    const int n_shares = std::min(n_panels, n_rows < kShared ? kPartsOfFewRows : kParts);
     share(n_shares, [&](int part) {
         for (int p = n_panels * part / n_shares; p < n_panels * (part + 1) / n_shares; p++)
             if (map->with_low) panel_outputs_of<true>(*map, a, p * kPanel, add, to);
@@ -438,6 +451,14 @@ extern "C" {
 // x [n_rows][m][d_in] -> y [n_rows][m][D]; time [D]; contexts of both convolutions
 void resnet(const Resnet* of, const float* x, int n_rows, int m, const LeftContext* contexts, const float* time, float* y) {
     const int d_in = of->skip->k, d = of->skip->n, n_left = of->conv_1->k / d_in - 1;
+    // A thread for each row: it waits for the other one once, and its activations stay in the caches of its core.
+    if (fills_helpers(n_rows))
+        return share(n_rows, [&](int i) {
+            const long at[2] = {(long)i * n_left * d_in, (long)i * n_left * d};
+            LeftContext of_row[2];
+            for (int c = 0; c < 2; c++) of_row[c] = {contexts[c].frames + at[c], contexts[c].next + at[c]};
+            resnet(of, x + (long)i * m * d_in, 1, m, of_row, time, y + (long)i * m * d);
+        });
     const long row_in = (long)(n_left + m) * d_in, row = (long)(n_left + m) * d;
     static thread_local std::vector<float> memory;
     memory.resize(n_rows * (row_in + row));
@@ -601,7 +622,8 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
     int8_t queries[kRows * kLargestHead];
     Row rows[kRows];
-    float factor[kRows], scale[kRows];
+    float factor[kRows], scale[kRows], peaks[kRows];
+    Floats totals[kRows];
     for (int j = 0; j < r; j++) {
         rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
         scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
@@ -620,19 +642,22 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         }
         for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
+    // The peaks of all rows first: otherwise the exponentials of each row wait for its peak.
     for (int j = 0; j < r; j++) {
-        Floats total = {}, most = splat(-INFINITY);
-        const float* of_row = scores + (long)j * width;
-        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(of_row + c));
-        const float peak = largest(most) * scale[j];
+        Floats most = splat(-INFINITY);
+        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(scores + (long)j * width + c));
+        peaks[j] = largest(most) * scale[j];
+    }
+    for (int j = 0; j < r; j++) {
+        totals[j] = Floats{};
         for (int c = 0; c < at; c += kLanes) {
-            const Floats weight = exp2(load<Floats>(of_row + c) * scale[j] - peak);
-            total += weight;
+            const Floats weight = exp2(load<Floats>(scores + (long)j * width + c) * scale[j] - peaks[j]);
+            totals[j] += weight;
             const Ints whole = rounded_ints(weight * load<Floats>(value_steps + c));
             store(weights + (long)j * width + c, __builtin_convertvector(whole, Shorts));
         }
-        factor[j] = step / sum(total);
     }
+    for (int j = 0; j < r; j++) factor[j] = step / sum(totals[j]);
     for (int d = 0; d < d_head; d += kPanel) {
         Floats result[kRows][kVectors] = {};
         at = 0;
@@ -653,11 +678,13 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
 
 extern "C" {
 
-// qkv [n_rows][m][3 * n_heads * d_head] -> out [n_rows][m][n_heads * d_head]: softmax(q k / sqrt(d_head)) v over the
-// positions of all pieces of a layer. First the new keys and values are written behind the positions of the last piece. The caller counts
-// them in its n for later calls. Positions are seen by whole blocks: one sees all others up to the end of its own block.
-void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int layer, int block, const Piece* pieces,
-            int n_pieces, float* out) {
+}  // extern "C"
+
+namespace {
+
+// `attend` for n_rows rows only, whose heads of the layer lie in the pieces from `first_head` on.
+void attend_heads(const float* qkv, int n_rows, int m, int n_heads, int d_head, long first_head, int block,
+                  const Piece* pieces, int n_pieces, float* out) {
     const long d = (long)n_heads * d_head;
     int n_before = 0, width = round_up(pieces[n_pieces - 1].n + m, kLanes);
     for (int p = 0; p < n_pieces; p++) n_before += pieces[p].n;
@@ -669,7 +696,7 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
         float* value_steps = (float*)(memory + (size_t)width * kRows * 6);
         static thread_local std::vector<Head> heads;
         heads.clear();
-        for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], ((long)layer * n_rows + row) * n_heads + h, d_head);
+        for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], first_head + part, d_head);
         const float* q = qkv + row * m * 3 * d + h * d_head;
         Head& last = heads.back();
         const int n_last = last.n;
@@ -703,13 +730,29 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
     });
 }
 
+}  // namespace
+
+extern "C" {
+
+// qkv [n_rows][m][3 * n_heads * d_head] -> out [n_rows][m][n_heads * d_head]: softmax(q k / sqrt(d_head)) v over the
+// positions of all pieces of a layer. First the new keys and values are written behind the positions of the last piece. The caller counts
+// them in its n for later calls. Positions are seen by whole blocks: one sees all others up to the end of its own block.
+void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int layer, int block, const Piece* pieces,
+            int n_pieces, float* out) {
+    attend_heads(qkv, n_rows, m, n_heads, d_head, (long)layer * n_rows * n_heads, block, pieces, n_pieces, out);
+}
+
 struct TransformerLayer {
     const Map *qkv, *out, *ff_1, *ff_2;  // qkv and ff_1 begin with their norm
 };
 
-// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
-void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
-               int block, const Piece* pieces, int n_pieces) {
+}  // extern "C"
+
+namespace {
+
+// `transform` for the rows from `first_row` on, n_rows of all_rows. `x`: the first of them
+void transform_rows(const TransformerLayer* layers, int n_layers, int first, float* x, int first_row, int n_rows,
+                    int all_rows, int m, int n_heads, int d_head, int block, const Piece* pieces, int n_pieces) {
     const int d = layers->out->n, width = n_heads * d_head, d_ff = layers->ff_2->k;
     const long n = (long)n_rows * m;
     static thread_local std::vector<float> memory;
@@ -718,11 +761,28 @@ void transform(const TransformerLayer* layers, int n_layers, int first, float* x
     for (int l = 0; l < n_layers; l++) {
         const TransformerLayer& layer = layers[l];
         linear(layer.qkv, x, d, 0, n, 1, qkv, 3 * width, 0, false);
-        attend(qkv, n_rows, m, n_heads, d_head, first + l, block, pieces, n_pieces, attended);
+        const long first_head = ((long)(first + l) * all_rows + first_row) * n_heads;
+        attend_heads(qkv, n_rows, m, n_heads, d_head, first_head, block, pieces, n_pieces, attended);
         linear(layer.out, attended, width, 0, n, 1, x, d, 0, true);
         linear(layer.ff_1, x, d, 0, n, 1, wide, d_ff, 0, false);
         linear(layer.ff_2, wide, d_ff, 0, n, 1, x, d, 0, true);
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n_rows][m][D] through layers `first` and those after it, in place: x += attention, x += feed-forward maps. See `attend`.
+void transform(const TransformerLayer* layers, int n_layers, int first, float* x, int n_rows, int m, int n_heads, int d_head,
+               int block, const Piece* pieces, int n_pieces) {
+    const auto run = [&](int row, int n) {
+        float* from = x + (long)row * m * layers->out->n;
+        transform_rows(layers, n_layers, first, from, row, n, n_rows, m, n_heads, d_head, block, pieces, n_pieces);
+    };
+    // As in `resnet`. A thread reads all weights, those of a layer at about the same time as the other one.
+    if (fills_helpers(n_rows)) share(n_rows, [&](int row) { run(row, 1); });
+    else run(0, n_rows);
 }
 
 // ------------------------------------------------------------------------------- a step of a Qwen2 language model
@@ -814,7 +874,8 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
     memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff));
     float *qkv = memory.data(), *attended = qkv + (long)n_rows * n_qkv, *gates = attended + (long)n_rows * width;
     float* mixed = gates + (long)n_rows * 2 * d_ff;
-    const int n_queries = n_heads / n_kv, n_shares = n_rows < kShared ? 1 : n_rows, n_parts = n_rows < kShared ? 1 : kParts;
+    const int n_queries = n_heads / n_kv, n_parts = n_rows < kShared ? 1 : kParts;
+    const int n_together = n_rows < kShared ? 1 : n_heads;  // heads of a row that a part computes
     const long head = (long)cache->max_len * d, kind = cache->n_slots * n_kv * head;
     for (int l = 0; l < n_layers; l++) {
         const DecoderLayer& layer = layers[l];
@@ -830,14 +891,14 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
                 memcpy(keys + kind, v + h * d, d * sizeof(float));
             }
         }
-        share(n_shares, [&](int part) {
+        share(n_rows * n_heads / n_together, [&](int part) {
             float* weights = (float*)scratch(cache->max_len * sizeof(float));
-            for (int i = (long)n_rows * part / n_shares; i < (long)n_rows * (part + 1) / n_shares; i++)
-                for (int q = 0; q < n_heads; q++) {
-                    const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
-                    attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
-                               attended + (long)i * width + q * d);
-                }
+            for (int at = part * n_together; at < (part + 1) * n_together; at++) {
+                const int i = at / n_heads, q = at % n_heads;
+                const float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + q / n_queries) * head;
+                attend_one(qkv + (long)i * n_qkv + q * d, keys, keys + kind, starts[i] + 1, d, weights,
+                           attended + (long)i * width + q * d);
+            }
         });
         linear(layer.out, attended, width, 0, n_rows, 1, x, d_model, 0, true);
         linear(layer.gate_up, x, d_model, 0, n_rows, 1, gates, 2 * d_ff, 0, false);

@@ -181,9 +181,18 @@ class Kernels:
     """Why there is no library, and what to do about it."""
 
 
-@functools.cache
 def kernels() -> Kernels:
-    """Loads the library, and builds it first if it is missing. The result is kept for the life of the process."""
+    """Loads the library, and builds it first if it is missing. The result is kept for the life of the process, unless
+    the machine refused something, as memory: then the next call tries again."""
+    try:
+        return _loaded()
+    except OSError as error:
+        return Kernels(None, OFF, str(error))
+
+
+@functools.cache  # it does not keep an exception
+def _loaded() -> Kernels:
+    """Raises OSError if a library cannot be loaded that is there, and if none can be written."""
     level = os.environ.get(LEVEL_VARIABLE) or best_level(cpu_flags())
     if level == OFF:
         return Kernels(None, OFF, f"the environment variable {LEVEL_VARIABLE} is {OFF}")
@@ -194,22 +203,21 @@ def kernels() -> Kernels:
     problem = f"nothing could be written to {' or '.join(map(str, _directories()))}"
     for directory in _directories():
         path = directory / _file_name(level)
-        for attempt in range(2):
+        was_there = os.path.exists(path)
+        for is_again in (False, True):
             try:
-                if not path.exists():
+                # A file that cannot be loaded may be damaged, so it is built again, once. It may also be whole, while
+                # the machine has no memory for it. So it stays until another one takes its place.
+                if is_again or not was_there:
                     build(level, directory)
                 return Kernels(_opened(path), level, None)
             except subprocess.SubprocessError as error:
+                if was_there:
+                    raise OSError(f"{problem}; {error}") from error
                 return Kernels(None, OFF, str(error))
             except OSError as error:
-                # A file that was damaged is built again, once.
                 problem = f"{path} cannot be used: {error}"
-                if attempt == 0:
-                    try:
-                        path.unlink(missing_ok=True)
-                    except OSError:
-                        break
-    return Kernels(None, OFF, problem)
+    raise OSError(problem)
 
 
 def available() -> bool:
@@ -237,10 +245,10 @@ def functions() -> ctypes.CDLL:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """What /proc/cpuinfo lists; empty on other systems and other processors."""
+    """What /proc/cpuinfo lists; empty on other systems and other processors. Raises OSError if it cannot be read."""
     try:
         text = Path("/proc/cpuinfo").read_text()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return frozenset()
     for line in text.splitlines():
         if line.startswith("flags"):

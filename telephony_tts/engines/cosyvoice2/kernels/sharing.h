@@ -17,6 +17,8 @@ namespace {
 constexpr int kMostCalls = 64;                              // threads whose calls can be shared at the same time
 constexpr std::chrono::microseconds kSpinTime(300);         // a helper looks for parts this long before it sleeps
 
+thread_local bool in_part = false;  // of a shared call. A call made by a part is not shared again.
+
 struct SharedCall {  // the call that one thread computes now; never freed
     std::atomic<uint64_t> state{0};  // number of the call << 32 | parts << 16 | the next part
     std::atomic<int> n_done{0};
@@ -33,7 +35,9 @@ struct SharedCall {  // the call that one thread computes now; never freed
             if (!has_parts(now)) return false;
         } while (!state.compare_exchange_weak(now, now + 1, std::memory_order_acquire));
         // The call cannot end before this part is done, so `run` and `work` belong to it.
+        in_part = true;
         run(work, now & 0xffff);
+        in_part = false;
         n_done.fetch_add(1, std::memory_order_release);
         return true;
     }
@@ -73,8 +77,8 @@ inline int own_number() {
 
 // Call part(0) ... part(n_parts - 1), together with the threads in `help`. Returns when all parts are done.
 template <class F> void share(int n_parts, const F& part) {
-    const int own = own_number();
-    if (n_parts < 2 || own >= kMostCalls || !n_helping.load(std::memory_order_relaxed)) {
+    const int own = n_parts < 2 || in_part || !n_helping.load(std::memory_order_relaxed) ? kMostCalls : own_number();
+    if (own >= kMostCalls) {
         for (int i = 0; i < n_parts; i++) part(i);
         return;
     }
@@ -91,6 +95,13 @@ template <class F> void share(int n_parts, const F& part) {
     while (call.take()) {}
     for (int i = 0; call.n_done.load(std::memory_order_acquire) < n_parts; i++)
         if (i < 4000) pause(); else std::this_thread::yield();
+}
+
+// Whether a call of n parts, each of which takes long, keeps all threads busy that would compute it: those in `help` are
+// fewer than the parts.
+inline bool fills_helpers(int n_parts) {
+    const int n = n_helping.load(std::memory_order_relaxed);
+    return n_parts > 1 && !in_part && n > 0 && n < n_parts;
 }
 
 // Compute the parts that are left of other threads' calls. False if there was none.

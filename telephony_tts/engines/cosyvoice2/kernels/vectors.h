@@ -25,7 +25,8 @@ template <class V, class P> inline V load(const P* p) { V v; memcpy(&v, p, sizeo
 template <class V, class P> inline void store(P* p, V v) { memcpy(p, &v, sizeof v); }
 inline Floats splat(float x) { return x - Floats{}; }
 template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
-inline Floats absolute(Floats x) { return x < 0 ? -x : x; }
+template <class V> inline V smaller(V a, V b) { return a < b ? a : b; }
+inline Floats absolute(Floats x) { return (Floats)((Ints)x & 0x7fffffff); }
 inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 #if defined(__AVX512VNNI__)
 inline float largest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }

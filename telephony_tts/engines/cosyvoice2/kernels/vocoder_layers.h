@@ -61,7 +61,10 @@ IN_BFLOAT16 void convolve(const SnakeConv& of, const uint16_t* rows, int panel, 
                         sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], column[v], pair);
                 }
             }
+    // As in `tile`.
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; v++) {
             const long at = (long)r * of.d + panel * kPanel + v * kLanes;
             store(y + at, add ? load<Floats>(add + at) + sums[r][v] : sums[r][v]);

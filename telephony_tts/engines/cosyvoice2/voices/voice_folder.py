@@ -56,8 +56,11 @@ class VoiceFolder:
         return stamps
 
     def has(self, name: str) -> bool:
-        """Whether there is a voice of this name. It looks at one file."""
-        return is_valid_name(name) and self.path(name).is_file()
+        """Whether there is a voice of this name. It looks at one file. False if that cannot be done now."""
+        try:
+            return is_valid_name(name) and self.path(name).is_file()
+        except OSError:
+            return False
 
     def stamp(self, name: str) -> FileStamp | None:
         """The stamp of one voice; None if there is no such file."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from no_more_files import no_more_files
 
 from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, OFF, best_level
@@ -38,9 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory for the library; nothing is loaded yet."""
     monkeypatch.setattr(library, "_directories", lambda: [tmp_path / "first", tmp_path / "second"])
     monkeypatch.delenv(library.LEVEL_VARIABLE, raising=False)
-    library.kernels.cache_clear()
+    library._loaded.cache_clear()
     yield tmp_path
-    library.kernels.cache_clear()
+    library._loaded.cache_clear()
 
 
 def compiler(directory: Path, body: str) -> str:
@@ -56,7 +57,7 @@ def test_the_library_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert library.available() and library.problem() is None
     assert library.level() == best_level(library.cpu_flags())
     (built,) = (home / "first").iterdir()
-    library.kernels.cache_clear()
+    library._loaded.cache_clear()
     monkeypatch.setattr(library, "compilers", lambda: iter(()))
     assert library.available()
     assert list((home / "first").iterdir()) == [built]
@@ -134,6 +135,34 @@ def test_a_damaged_library_is_built_again(
     path.write_bytes(content)
     assert library.available()
     assert path.stat().st_size > 1000
+
+
+def test_a_whole_library_is_kept_and_loaded_later_if_it_cannot_be_opened_now(
+    home: Path, library_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without memory or descriptors must not need a compiler afterwards."""
+    monkeypatch.setattr(library, "compilers", lambda: iter(()))
+    (home / "first").mkdir()
+    path = home / "first" / library._file_name(best_level(library.cpu_flags()))
+    shutil.copy(library_file, path)
+    with no_more_files():
+        reason = str(library.problem())
+    assert "Too many open files" in reason, reason
+    assert path.read_bytes() == library_file.read_bytes()
+    with monkeypatch.context() as now:
+        now.setattr(library.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("Cannot allocate memory")))
+        reason = str(library.problem())
+    assert f"{path} cannot be used: Cannot allocate memory; no C++ compiler" in reason
+    assert path.read_bytes() == library_file.read_bytes()
+    assert library.available(), library.problem()
+
+
+def test_what_the_cpu_has_is_not_guessed_while_its_list_cannot_be_read() -> None:
+    flags = library.cpu_flags()
+    library.cpu_flags.cache_clear()
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        library.cpu_flags()
+    assert library.cpu_flags() == flags
 
 
 @pytest.mark.parametrize("changed", [each.name for each in library.SOURCES])

@@ -17,8 +17,19 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
 from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, NormMish, Piece, Resnet, functions
-from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
+from telephony_tts.engines.cosyvoice2.kernels.library import (
+    LeftContext,
+    NormMish,
+    Piece,
+    Resnet,
+    TransformerLayer,
+    functions,
+)
+from telephony_tts.engines.cosyvoice2.model.config import LmConfig
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.lm import DecoderLayer, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 
@@ -79,6 +90,66 @@ def attended() -> Tensor:
     return out
 
 
+def transformed(n_rows: int) -> Callable[[], Tensor]:
+    """Three transformer blocks behind another layer's keys and values, and all keys and values that they leave."""
+    n, n_heads, d_head, d, d_ff, n_before, capacity = 50, 3, 12, 40, 90, 20, 80
+    width = n_heads * d_head
+    norms = [LayerNorm(randn(d, seed=seed), randn(d, seed=seed + 1), 1e-5) for seed in (2, 4)]
+    maps = [
+        (
+            Int8Linear(Linear(randn(3 * width, d, seed=seed), None), norms[0]),
+            Int8Linear(Linear(randn(d, width, seed=seed + 1), None), weights_in_15_bits=True),
+            Int8Linear(Linear(randn(d_ff, d, seed=seed + 2), None), norms[1], gelu=True),
+            Int8Linear(Linear(randn(d, d_ff, seed=seed + 3), None)),
+        )
+        for seed in (10, 20, 30)
+    ]
+    layers = (TransformerLayer * 3)(*(TransformerLayer(*(each.address for each in layer)) for layer in maps))
+    before = randn(n_rows, n_before, 3 * width, seed=6)
+    n_bytes = 4 * n_rows * n_heads * capacity * functions().bytes_per_position(d_head)
+
+    def run() -> Tensor:
+        assert maps
+        x, out, memory = randn(n_rows, n, d, seed=5), torch.empty(n_rows, n_before, width), torch.zeros(n_bytes)
+        memory = memory.to(torch.uint8)
+        sizes, piece = (n_heads, d_head), Piece(memory.data_ptr(), capacity, 0)
+        address = ctypes.addressof(piece)
+        for layer in range(4):
+            functions().attend(before.data_ptr(), n_rows, n_before, *sizes, layer, 50, address, 1, out.data_ptr())
+        piece.n = n_before
+        functions().transform(ctypes.addressof(layers), 3, 1, x.data_ptr(), n_rows, n, *sizes, 50, address, 1)
+        return torch.cat([x.flatten(), memory.float()])
+
+    return run
+
+
+def language_model(n_rows: int) -> Callable[[], Tensor]:
+    """A decode step of `n_rows` streams, and the cache that it leaves."""
+    config = LmConfig(d_model=192, n_layers=2, n_heads=6, n_kv_heads=2, d_ff=200)
+    d, n_qkv, norm = config.d_model, 320, RmsNorm(1 + 0.1 * randn(192, seed=5), 1e-6)
+    layers = [
+        DecoderLayer(
+            qkv=Int8Matrix(randn(n_qkv, d, seed=seed), norm),
+            qkv_bias=randn(n_qkv, seed=seed + 1),
+            out=Int8Matrix(randn(d, d, seed=seed + 3)),
+            gate_up=Int8Matrix(randn(2 * config.d_ff, d, seed=seed + 2), norm),
+            down=Int8Matrix(randn(d, config.d_ff, seed=seed + 4)),
+        )
+        for seed in (10, 20)
+    ]
+    tables = {EmbeddingTable.CONTROL: torch.zeros(2, d)}
+    lm = LanguageModel(config, tables, layers, torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
+    cache, x = lm.new_cache(n_rows, 60), randn(n_rows, d, seed=6)
+    earlier = randn(*cache.data.shape, seed=7)
+
+    def run() -> Tensor:
+        cache.data[:] = earlier
+        cache.lengths[:] = [40] * n_rows
+        return torch.cat([lm.decode(x, list(range(n_rows)), cache).flatten(), cache.data.flatten()])
+
+    return run
+
+
 def residual() -> Callable[[], Tensor]:
     """A residual block of two rows, and the left contexts that it leaves."""
     n, d_in, d = 50, 36, 20
@@ -107,6 +178,10 @@ WORKS: dict[str, Callable[[], Callable[[], Tensor]]] = {
     "norm": lambda: normed,
     "heads": lambda: attended,
     "residual block": residual,
+    "transformer blocks of 1 row": lambda: transformed(1),
+    "transformer blocks of 2 rows": lambda: transformed(2),
+    "ids of 1 stream": lambda: language_model(1),
+    "ids of 26 streams": lambda: language_model(26),
 }
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
 import time
 from pathlib import Path
 
+import pytest
+from no_more_files import no_more_files
+
 from telephony_tts.engines.api import Voice
+from telephony_tts.engines.cosyvoice2.voices import voice_records
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import SUFFIX, VoiceFolder
-from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT, VoiceRecords, read_record
+from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT, UNKNOWN, VoiceRecords, read_record
+from telephony_tts.keys.key_file import NAME
 
 RECORD = {"owner": "acme", "consent_by": "Anna", "consent_on": "2026-01-31", "consent_for": "calls"}
 
@@ -82,6 +88,127 @@ def test_a_folder_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     for _ in range(100):
         assert records.owner(voice("anna")) == "acme" and records.owner(voice("preset")) is None
     assert n_reads == 1
+
+
+@pytest.fixture
+def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look is spared because the last one was a moment ago."""
+    monkeypatch.setattr(voice_records, "_LOOK_NS", 0)
+
+
+@pytest.mark.usefixtures("always_looks")
+def test_a_voice_stays_its_keys_while_the_folder_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = VoiceFolder(tmp_path)
+    store(tmp_path, "anna", **RECORD)
+    store(tmp_path, "free")
+    records = VoiceRecords(folder)
+    assert records.owner(voice("anna")) == "acme"
+    store(tmp_path, "bert", owner="other")
+    with no_more_files():
+        for _ in range(3):
+            assert records.record(voice("anna")) == RECORD and records.has_any
+            assert records.record(voice("bert")) == UNKNOWN, "its owner was never read: nobody may use it"
+            assert records.owner(voice("free")) is None and records.owner(voice("preset")) is None
+    assert caplog.text.count("owners cannot be read") == 1 and "Too many open files" in caplog.text
+    assert records.owner(voice("anna")) == "acme" and records.owner(voice("bert")) == "other"
+    assert records.owner(voice("free")) is None
+
+
+@pytest.mark.usefixtures("always_looks")
+def test_nobody_may_use_stored_voices_before_the_folder_could_be_read(tmp_path: Path) -> None:
+    store(tmp_path, "anna", owner="acme")
+    records = VoiceRecords(VoiceFolder(tmp_path))
+    with no_more_files():
+        assert records.has_any and records.record(voice("anna")) == UNKNOWN
+        assert records.owner(voice("preset")) is None and records.owner(voice("a preset of the model")) is None
+    assert records.owner(voice("anna")) == "acme"
+    store(tmp_path, "anna")
+    assert records.owner(voice("anna")) is None and not records.has_any
+
+
+@pytest.mark.usefixtures("always_looks")
+def test_a_disk_that_fails_keeps_the_presets_that_were_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset is no stored voice. Before the first look nobody knows that."""
+    store(tmp_path, "anna", owner="acme")
+    known, new, stat = VoiceRecords(VoiceFolder(tmp_path)), VoiceRecords(VoiceFolder(tmp_path)), os.stat
+    assert known.owner(voice("anna")) == "acme" and known.owner(voice("preset")) is None
+
+    def refuses(file: object, *args: object, **options: object) -> object:
+        if str(file).startswith(str(tmp_path)):
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(file, *args, **options)  # type: ignore[call-overload]
+
+    with monkeypatch.context() as now:
+        now.setattr(os, "stat", refuses)
+        assert known.owner(voice("anna")) == "acme" and known.owner(voice("preset")) is None
+        assert new.record(voice("anna")) == new.record(voice("preset")) == UNKNOWN
+    for records in (known, new):
+        assert records.owner(voice("anna")) == "acme" and records.owner(voice("preset")) is None
+
+
+def test_no_key_has_the_name_of_the_unknown_owner() -> None:
+    assert not NAME.fullmatch(UNKNOWN["owner"]) and UNKNOWN["owner"]
+
+
+@pytest.mark.parametrize("refusal", [OSError(errno.EIO, "Input/output error"), MemoryError()], ids=["disk", "memory"])
+def test_a_file_that_could_not_be_read_once_is_read_again_although_it_does_not_change(
+    refusal: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile nobody may use the voice, and other voices cost no more looks than before."""
+    now_ns = 10**12
+    monkeypatch.setattr(voice_records, "monotonic_ns", lambda: now_ns)
+    store(tmp_path, "anna", owner="acme")
+    store(tmp_path, "bert", owner="other")
+    long_ago = time.time() - 100
+    os.utime(tmp_path, (long_ago, long_ago))
+    folder = VoiceFolder(tmp_path)
+    records, n_reads, stamps = VoiceRecords(folder), 0, folder.stamps
+
+    def counted() -> object:
+        nonlocal n_reads
+        n_reads += 1
+        return stamps()
+
+    folder.stamps = counted  # type: ignore[method-assign,assignment]
+    path_open = Path.open
+
+    def refuses(path: Path, *args: str) -> object:
+        if path.stem == "anna":
+            raise refusal
+        return path_open(path, *args)
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "open", refuses)
+        for n in range(1, 4):
+            for _ in range(10):
+                assert records.record(voice("anna")) == UNKNOWN and records.owner(voice("bert")) == "other"
+                assert records.owner(voice("preset")) is None and n_reads == n
+                now_ns += voice_records._LOOK_NS // 10
+    assert caplog.text.count("owners cannot be read") == 1
+    assert records.owner(voice("anna")) == "acme" and n_reads == 4
+    now_ns += voice_records._LOOK_NS
+    assert records.owner(voice("anna")) == "acme" and n_reads == 4, "now all of them are known"
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_free_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a call it is not there: its disk must not end the call."""
+    path = store(tmp_path, "anna", owner="acme")
+    folder = VoiceFolder(tmp_path)
+    records, stat = VoiceRecords(folder), os.stat
+
+    def refuses(file: object, *args: object, **options: object) -> object:
+        if str(file) == str(path):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(file, *args, **options)  # type: ignore[call-overload]
+
+    assert folder.has("anna") and records.has("anna")
+    monkeypatch.setattr(os, "stat", refuses)
+    assert not folder.has("anna") and records.has("anna")
+    assert not folder.has("bert") and not records.has("bert") and not records.has("../anna")
 
 
 def test_damaged_files_have_no_record(tmp_path: Path) -> None:
