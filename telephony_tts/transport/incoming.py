@@ -4,8 +4,8 @@ Both share one listening socket. The head of a request decides, and then the tra
 so a frame of speech passes nothing more than before. After a response of HTTP's server the transport comes back for the
 next request.
 
-To begin a request or a call takes about a millisecond. `OnePerRound` keeps hundreds that arrive at once, as when a lost
-network comes back, from delaying the frames of calls.
+To begin an HTTP request takes about a millisecond. `OnePerRound` keeps hundreds that arrive at once from delaying the
+frames of calls.
 
 In a server with several fronts the head also decides which front serves the request (`Route`). Then the connection
 leaves this process before anything was answered.
@@ -83,13 +83,13 @@ class IncomingConnection(asyncio.Protocol):
         self,
         websocket: Callable[[], asyncio.Protocol],
         http: HttpSide,
-        begin: OnePerRound,
+        begin_http: OnePerRound,
         open_timeout_s: float,
         protocol: object,
         route: Route | None = None,
         moved: MovedSocket | None = None,
     ) -> None:
-        """`begin` is shared by all connections. `protocol` is the WebSocket library's object for this one.
+        """`begin_http` is shared by all connections. `protocol` is the WebSocket library's object for this one.
 
         `moved`: another front gave the connection away, with the bytes of its request so far.
         """
@@ -106,7 +106,7 @@ class IncomingConnection(asyncio.Protocol):
         self.protocol = protocol  # the library looks for it here when it chooses a subprotocol
         self._websocket = websocket
         self._http = http
-        self._begin = begin
+        self._begin_http = begin_http
         self._open_timeout_s = open_timeout_s
         self._head = RequestHead(any_method=True)
         self._bytes = bytearray()
@@ -147,10 +147,12 @@ class IncomingConnection(asyncio.Protocol):
         """Give the complete request to who serves it."""
         if self._route is not None and self._head.flaw is None and self._route(self, self._head):
             return
-        if self.transport is not None:
+        if not self.is_http:
+            self._hand_over(False)
+        elif self.transport is not None:
             self._stop_timer()
             self.transport.pause_reading()
-            self._begin.call(partial(self._hand_over, self.is_http))
+            self._begin_http.call(partial(self._hand_over, True))
 
     def eof_received(self) -> bool | None:
         if self._is_decided:
@@ -248,7 +250,8 @@ class IncomingConnection(asyncio.Protocol):
         self._bytes.clear()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        transport.resume_reading()
+        if is_http:
+            transport.resume_reading()
         protocol.data_received(data)
         return protocol
 

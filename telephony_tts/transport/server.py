@@ -134,7 +134,7 @@ class Server:
         self._more_listeners: list[asyncio.Server] = []
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
-        self._begin = OnePerRound()
+        self._begin_http = OnePerRound()
         self._drain_limit: asyncio.Timeout | None = None
         secret = settings.vonage.signature_secret
         self._vonage = vonage.TokenVerifier(secret) if secret is not None else None
@@ -270,7 +270,7 @@ class Server:
         route = None if self._fronts is None else self._route
         websocket = partial(self._websocket, *args, moved=moved, **kwargs)
         incoming = IncomingConnection(
-            websocket, self.http, self._begin, _OPEN_TIMEOUT_S, protocol=args[0], route=route, moved=moved
+            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0], route=route, moved=moved
         )
         self._incoming.add(incoming)
         return incoming
