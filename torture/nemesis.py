@@ -20,8 +20,8 @@ from torture.surroundings import Surroundings
 from torture.violations import Violation
 
 MS = 1_000_000
-_AFTER_STOP_NS = 30 * MS
-"""A process that goes on has so long to catch up."""
+_AFTER_STOP_NS, _BUSY_SHARE = 30 * MS, 1 / 8
+"""A process that goes on has so long to catch up, or this share of its stop: what it would have done meanwhile."""
 _FLOOD = 400
 _FREED_NS = 1000 * MS
 """A server notices by then that connections were closed, and has their descriptors again."""
@@ -109,7 +109,12 @@ async def stop_for(pid: int, ms: int) -> None:
 async def _stop(pid: int, ms: int, around: Surroundings) -> None:
     begin_ns = time.monotonic_ns()
     await stop_for(pid, ms)
-    around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
+    _note_stop(begin_ns, around)
+
+
+def _note_stop(begin_ns: int, around: Surroundings) -> None:
+    now_ns = time.monotonic_ns()
+    around.stops.add(begin_ns, now_ns + max(_AFTER_STOP_NS, round((now_ns - begin_ns) * _BUSY_SHARE)))
 
 
 async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
@@ -123,7 +128,7 @@ async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
         group.limit(_SQUEEZED_BYTES)
         await asyncio.sleep(ms / 1000)
         around.tally.counts["waits for memory"] += group.n_waits()
-    around.stops.add(begin_ns, time.monotonic_ns() + _AFTER_STOP_NS)
+    _note_stop(begin_ns, around)
 
 
 async def _lose_names(subject: Subject, n: int, around: Surroundings) -> None:
