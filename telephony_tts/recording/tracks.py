@@ -46,8 +46,8 @@ class Piece(NamedTuple):
 class Run:
     """Audio without a gap. Its first sample lies at `base_ns`, which is position `at`."""
 
-    __slots__ = ("at", "base_ns", "codec", "first", "frames", "id", "is_told", "late_ns", "n_bytes", "rate_hz", "taken",
-                 "width")  # fmt: skip
+    __slots__ = ("at", "base_ns", "codec", "first", "frames", "id", "is_told", "late_ns", "n_bytes", "n_frame",
+                 "rate_hz", "taken", "width")  # fmt: skip
 
     def __init__(self, at: int, base_ns: int, codec: str, rate_hz: int) -> None:
         self.id = next(_ids)
@@ -58,6 +58,8 @@ class Run:
         self.width = CODECS[codec].bytes_per_sample
         self.frames: deque[bytes] = deque()
         self.n_bytes = 0
+        self.n_frame = 0
+        """How many of its own samples a frame had that was sent. `frames` may have parts of frames, or many in one."""
         self.late_ns = 0
         """How much later than the schedule the peer plays it, and whether the peer has told us."""
         self.is_told = False
@@ -117,6 +119,7 @@ class Run:
             self.codec, self.rate_hz,
         )  # fmt: skip
         n_keep = (n_samples - self.taken) * self.width
+        rest.n_frame = self.n_frame
         whole = b"".join(self.frames)
         self.frames = deque([whole[:n_keep]] if n_keep else ())
         rest.append(whole[n_keep:])
@@ -171,6 +174,7 @@ class HeardTrack(Track):
         # A run without bytes has been written and is no longer in `runs`.
         if run is None or not run.n_bytes or heard_ns != self._end_ns or run.rate_hz != rate_hz or run.codec != codec:
             run = self._run = Run(self._place(heard_ns), heard_ns, codec, rate_hz)
+            run.n_frame = len(payload) // run.width
             self.runs.append(run)
         run.frames.append(payload)
         run.n_bytes += len(payload)
@@ -224,10 +228,9 @@ class HeardTrack(Track):
         now. Earlier speech was heard at its time."""
         due_ns = now_ns - late_ns
         for run in list(self.runs):
-            n_frame = len(run.frames[0]) // run.width
-            frame_ns = max(1, n_frame * _S // run.rate_hz)
+            frame_ns = max(1, run.n_frame * _S // run.rate_hz)
             # The report may be behind the first frame of what is late.
-            n_before = max(0, -((run.base_ns - due_ns) // frame_ns) - 1) * n_frame
+            n_before = max(0, -((run.base_ns - due_ns) // frame_ns) - 1) * run.n_frame
             if n_before <= run.taken:
                 run.move(late_ns)
             elif n_before * run.width < run.taken * run.width + run.n_bytes:
