@@ -110,6 +110,8 @@ class _LinkTelephone(Telephone):
             self._oracle.played_frame("", 0, payload, now_ns)
             return
         n = self.dialect.frame_bytes
+        if came_ns is not None:
+            self._oracle.file([payload[at : at + n] for at in range(0, len(payload), n)])
         for at in range(0, len(payload), n):
             self.set_lateness(now_ns, in_file=came_ns is not None)
             self._oracle.frame(payload[at : at + n], now_ns, came_ns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -594,6 +595,11 @@ class NativeOracle:
             self._pause_asked.clear()
 
     # ------------------------------------------------------------------- audio
+
+    def file(self, frames: Sequence[bytes]) -> None:
+        """These frames come next, as one file of one turn: the silence at its beginning is of that turn too."""
+        letter = next(filter(None, map(self._reader.letter, frames)), "")
+        self._speaking = self._owners.get(letter, self._speaking)
 
     def frame(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
         """A frame of speech came, on whichever leg has the audio. `came_ns`: it came then, and is played now."""

@@ -199,6 +199,8 @@ async def judge_rest(subject: Subject, before: Holdings, tally: Tally) -> Holdin
     return after
 
 
+_CRASH, _CRASH_CHARS = "Fatal Python error", 2000
+"""What the interpreter writes when a signal such as SIGABRT ends it."""
 _EXPECTED_LINES = {"names": ("bot_unreachable",)}
 """The errors in the log that a shape of the server asks for."""
 
@@ -209,7 +211,9 @@ def judge_end(subject: Subject, tally: Tally, *, may_fail: bool, was_killed: boo
     for name, status in subject.drain().items():
         tally.n_checked[v.DRAIN] += 1
         if status != 0:
-            tally.violations.append(Violation(v.DRAIN, f"the {name} ended with {status} after SIGTERM"))
+            crash = subject.log_text().partition(_CRASH)[1:]
+            what = f"the {name} ended with {status} after SIGTERM {''.join(crash)[:_CRASH_CHARS]}"
+            tally.violations.append(Violation(v.DRAIN, what.rstrip()))
     left = sorted(path.name for path in (subject.folder / "tmp").iterdir() if path.name not in _FOREIGN_FILES)
     if was_killed:
         left = [name for name in left if not name.startswith(_REMOVED_BY_THE_NEXT)]

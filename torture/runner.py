@@ -102,7 +102,7 @@ class Runner:
         finally:
             found += tally.violations
             self._merge(tally)
-            if not keeps:
+            if not keeps or subject.server.poll() is not None:
                 may_fail = any(kills(fault.kind) for fault in whole.faults) or whole.shape in ("engine", "small")
                 was_killed = any(fault.kind == "kill_front" for fault in whole.faults)
                 found += self._end_life(may_fail=may_fail, was_killed=was_killed)

@@ -216,6 +216,7 @@ class Subject:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONWARNINGS": "default",
+            "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(self.folder / "tmp"),
             "TORTURE_INSIDE": str(self.folder / "inside"),
         }

@@ -85,6 +85,21 @@ def test_the_clear_of_a_pause_is_not_that_of_a_hangup(reason: str, found: list[s
     assert call.found(100) == found
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_silence_at_the_beginning_of_a_file_is_of_the_turn_in_the_file(is_file: bool) -> None:
+    """A turn has begun, and the file that comes next is still of the turn before it, behind a break."""
+    call = Watched()
+    call.says("b1", "d", 0, 10)
+    call.sends(1, {"type": "say", "turn": "b2", "text": "ggg"}, "g")
+    call.gets(2, {"type": "started", "turn": "b2"})
+    if is_file:
+        call.oracle.file([frame.encode() * 160 for frame in "---dd"])
+    call.hears(200, "-", 3)
+    call.hears(200, "d", 2)
+    frames = {turn: call.oracle.turns[turn].n_frames for turn in ("b1", "b2")}
+    assert frames == ({"b1": 15, "b2": 0} if is_file else {"b1": 12, "b2": 3})
+
+
 def test_tones_may_come_before_the_event_that_tells_of_them() -> None:
     """Both legs are sockets of their own, and the first 200 ms of the tones come at once."""
     call = Watched()
