@@ -174,21 +174,31 @@ def watching_cores(pids: Callable[[], list[int]], stops: Stops) -> Iterator[None
 
 _ALWAYS_WRONG = re.compile(
     r"Traceback|never retrieved|was never awaited|ResourceWarning|RuntimeWarning|Task was destroyed|"
-    r"Exception ignored|call_crashed|Fatal error"
+    r"Exception ignored|call_crashed|Fatal (Python )?error"
 )
+
+_TOLD_CHARS = 1000
 
 
 def wrong_lines(log: str, *, may_fail: bool, expected: Sequence[str] = ()) -> list[str]:
     """The lines of a log that no fault excuses. `may_fail`: errors of engines are expected, otherwise the events of
     `expected` only."""
     found = []
-    for line in log.splitlines():
+    lines = log.splitlines()
+    for number, line in enumerate(lines):
         told = _told(line)
         is_error = str(told.get("level", "")).lower() in ("error", "critical")
         is_error = is_error and not may_fail and told.get("event") not in expected
         if _ALWAYS_WRONG.search(line) or is_error:
-            found.append(line[:400])
+            is_traceback = line.startswith("Traceback")
+            found.append(_traceback(lines[number:])[-_TOLD_CHARS:] if is_traceback else line[:_TOLD_CHARS])
     return found
+
+
+def _traceback(lines: Sequence[str]) -> str:
+    """The traceback that these lines begin with, with its error at its end."""
+    n = next((n for n, line in enumerate(lines) if n and not line.startswith(" ")), len(lines) - 1)
+    return " | ".join(line.strip() for line in lines[: n + 1])
 
 
 def _told(line: str) -> dict[str, Any]:

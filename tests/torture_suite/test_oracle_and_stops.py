@@ -13,7 +13,7 @@ from torture.links import BotLink
 from torture.oracle import NativeOracle
 from torture.surroundings import PING_S, Surroundings
 from torture.violations import Stops, Tally
-from torture.witnesses import Neighbour
+from torture.witnesses import Neighbour, wrong_lines
 
 MS = 1_000_000
 TEXT = "aaa."
@@ -101,3 +101,9 @@ def test_a_call_whose_media_leg_missed_a_ping_may_be_over() -> None:
 
     assert judged(PING_S) == []
     assert judged(1) == ["closed with 1000, expected an open call"]
+
+
+def test_a_traceback_in_a_log_is_told_with_its_error() -> None:
+    log = '{"level": "info"}\nTraceback (most recent call last):\n  File "x.py", line 1\n    f()\nMemoryError: no\nmore\n'
+    (found,) = wrong_lines(log, may_fail=True)
+    assert found.endswith("f() | MemoryError: no") and "more" not in found
