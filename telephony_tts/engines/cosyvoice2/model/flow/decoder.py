@@ -5,6 +5,7 @@
     solver     x = noise; ten times x += dt * (1.7 v(x | text, voice) - 0.7 v(x | nothing))
 
 R is a `ResnetBlock`, TB a `TransformerBlock`. Both guidance branches of a stream are two rows of one batch.
+In int8 on a CPU the first step computes one row, because the other one is known (`unconditional_start`).
 
 A frame depends on no frame after its own block of 50. So a new block computes its own frames only, and reads what each
 Euler step has kept of the frames before from an `EstimatorContext` (`pass_context`). Time enters each R as one vector
