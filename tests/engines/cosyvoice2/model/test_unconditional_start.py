@@ -73,24 +73,36 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize(("n_prompt", "n_blocks", "n_end"), UTTERANCES)
 def test_what_is_kept_is_what_the_branch_without_text_gives(n_prompt: int, n_blocks: int, n_end: int) -> None:
-    flow = with_both_branches()
+    flow = small_flow()
     passes = velocities_of(flow)
     speak(flow, n_prompt, n_blocks, n_end)
-    start, n_before = UnconditionalStart(flow.decoder), 0
+    start, n_before = UnconditionalStart(small_int8().decoder), 0
     for v in passes[::N_STEPS]:
         n_tokens = v.shape[1] // FRAMES_PER_TOKEN
         ours = start.velocity(n_before, n_tokens)
         assert ours.shape == v[1:].shape
-        # The rounding of attention's weights depends on how many positions a pass and a piece have.
-        assert distance(ours, v[1:]) < 0.003 < 0.3 < distance(ours, v[:1])
+        # 0.015 is the error of int8, however it is computed.
+        assert distance(ours, v[1:]) < 0.018 < 0.3 < distance(ours, v[:1])
         n_before += n_tokens
     assert n_before % BLOCK_TOKENS == n_end % BLOCK_TOKENS and n_before > n_prompt
 
 
+def test_it_has_the_bits_of_the_branch_without_text_in_passes_over_one_block() -> None:
+    flow = with_both_branches()
+    passes, stream = velocities_of(flow), call(flow, 0, 1)
+    extend(flow, stream, *chunk(flow, stream, 1, 1))
+    finish(flow, stream, ids(9, 2))
+    start = UnconditionalStart(small_int8().decoder)
+    assert torch.equal(start.velocity(0, BLOCK_TOKENS), passes[0][1:])
+    assert torch.equal(start.velocity(BLOCK_TOKENS, 9), passes[N_STEPS][1:])
+
+
 @pytest.mark.parametrize(("n_prompt", "n_blocks", "n_end"), UTTERANCES)
-def test_the_mel_is_that_of_both_branches(n_prompt: int, n_blocks: int, n_end: int) -> None:
-    ours, both = (speak(flow, n_prompt, n_blocks, n_end) for flow in (small_int8(), with_both_branches()))
-    assert distance(ours, both) < 0.003
+def test_the_mel_is_as_near_to_float32_as_with_both_branches(n_prompt: int, n_blocks: int, n_end: int) -> None:
+    reference, both, ours = (
+        speak(flow, n_prompt, n_blocks, n_end) for flow in (small_flow(), with_both_branches(), small_int8())
+    )
+    assert distance(ours, reference) <= 1.1 * distance(both, reference) < 0.012
 
 
 def test_it_is_computed_once() -> None:
