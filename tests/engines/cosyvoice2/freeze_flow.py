@@ -84,6 +84,11 @@ def small_flow(dtype: torch.dtype = torch.float32, n_steps: int = 10) -> Flow:
     return Flow.from_state(flow_config(with_steps(n_steps), state), state)
 
 
+def small_int8() -> Flow:
+    state = random_state(seed=5)
+    return Flow.from_state(flow_config(SIZES, state), state, "int8")
+
+
 def write(directory: Path, name: str, **tensors: Tensor) -> None:
     arrays: dict[str, Any] = {key: value.numpy() for key, value in tensors.items()}
     np.savez_compressed(directory / f"{name}.npz", **arrays)

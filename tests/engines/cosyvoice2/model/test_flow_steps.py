@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from flow_calls import CALLS, InterleavedCalls, alone, call, chunk, ids, voice
-from freeze_flow import N_MELS, SIZES, random_state, small_flow
+from freeze_flow import N_MELS, SIZES, random_state, small_flow, small_int8
 from parity_flow import flow_config
 from plain_flow import begin, extend, finish, prompt_of, stepped
 from speaking import live_storages
@@ -25,11 +25,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, Flo
 pytestmark = pytest.mark.slow
 
 N_STEPS = 10
-
-
-def small_int8() -> Flow:
-    state = random_state(seed=5)
-    return Flow.from_state(flow_config(SIZES, state), state, "int8")
 
 
 MODELS: dict[str, Callable[[], Flow]] = {

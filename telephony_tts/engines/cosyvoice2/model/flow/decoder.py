@@ -5,6 +5,7 @@
     solver     x = noise; ten times x += dt * (1.7 v(x | text, voice) - 0.7 v(x | nothing))
 
 R is a `ResnetBlock`, TB a `TransformerBlock`. Both guidance branches of a stream are two rows of one batch.
+In int8 on a CPU the first step computes one row, because the other one is known (`unconditional_start`).
 
 A frame depends on no frame after its own block of 50. So a new block computes its own frames only, and reads what each
 Euler step has kept of the frames before from an `EstimatorContext` (`pass_context`). Time enters each R as one vector
@@ -208,13 +209,13 @@ class Estimator:
         self.final = self.final.quantized(in_15_bits=True)
         self.dtype, self.is_int8 = torch.float32, True
 
-    def layout(self) -> PassLayout:
-        """What a pass keeps of a stream."""
+    def layout(self, n_rows: int = N_BRANCHES) -> PassLayout:
+        """What a pass over `n_rows` branches keeps of a stream."""
         config = self.config
         d = config.n_channels
         of_stages = [config.d_in, d, *[d] * (2 * config.n_mid_stages), 2 * d, d]
         return PassLayout(
-            n_rows=N_BRANCHES,
+            n_rows=n_rows,
             n_heads=config.n_heads,
             d_head=config.d_head,
             rates=(FRAMES_PER_TOKEN,) * (self.n_stages * config.n_blocks),
@@ -283,16 +284,27 @@ class FlowDecoder:
         spk: Tensor,
         cond: Tensor,
         past: EstimatorContext,
+        unconditional: Tensor | None = None,
     ) -> Tensor:
         """Euler step k = 0..9 of one stream -> the next x.
 
         x [1, T, 80] float32; mu, cond [1, T, 80], spk [1, 80] in the weights' dtype. x stays float32 under
         half-precision weights, so that it is not rounded ten times on its way.
+        `unconditional` [1, T, 80]: the velocity without text, if it is known. Then `past` has one row.
         """
         features = self._features(x, mu, spk, cond)
         times = self.stage_times[:, k : k + 1]
-        v = self.estimator.velocity(features, times, past)
+        if unconditional is None:
+            v = self.estimator.velocity(features, times, past)
+        else:
+            v = torch.cat([self.estimator.velocity(features[:1], times, past), unconditional])
         return x + self.euler_times[k][1] * self._guided(v)
+
+    def unconditional_velocity(self, first_frame: int, n_frames: int, past: EstimatorContext) -> Tensor:
+        """The estimator's velocity without text in Euler step 0 [1, T, 80]. `past` has one row."""
+        x = self.initial_noise(first_frame, n_frames)
+        features = F.pad(x, (0, self.config.d_in - x.shape[-1])).to(self.estimator.dtype)
+        return self.estimator.velocity(features, self.stage_times[:, :1], past)
 
     def velocity_of_batch(
         self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, k: Tensor, past: EstimatorContext

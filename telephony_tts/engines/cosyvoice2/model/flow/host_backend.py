@@ -19,6 +19,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
+from telephony_tts.engines.cosyvoice2.model.flow.unconditional_start import UnconditionalStart
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 
 
@@ -33,6 +34,10 @@ class HostBackend:
         self._encoder_storage = PassStorage(encoder.layout(), encoder.tokens, encoder.tokens.dtype, ENCODER_PIECE)
         self._step_storage = PassStorage(estimator.layout(), weights, estimator.dtype, STEP_PIECE)
         self._step_pass = Int8Pass if estimator.is_int8 else HostPass
+        self._start: UnconditionalStart | None = None
+        if estimator.is_int8:
+            self._start = UnconditionalStart(decoder)
+            self._start_storage = PassStorage(estimator.layout(n_rows=1), weights, estimator.dtype, STEP_PIECE)
 
     def take(self, table: PageTable, n_tokens: int, *, is_last: bool) -> tuple[KeptPage, ...]:
         return (next_page(table, n_tokens, self._n_steps),) if n_tokens else ()
@@ -56,8 +61,11 @@ class HostBackend:
             k = block.k
             past, (page,) = cast("tuple[HostPage, ...]", block.past), cast("tuple[HostPage]", block.new)
             sizes = sum(each.n_tokens for each in past), page.n_copied, page.n_tokens - page.n_copied
-            context = self._step_pass(self._step_storage, [each.steps[k] for each in past], page.steps[k], sizes)
-            block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context)
+            storage, unconditional = self._step_storage, None
+            if k == 0 and self._start is not None:
+                storage, unconditional = self._start_storage, self._start.velocity(sizes[0], sizes[2])
+            context = self._step_pass(storage, [each.steps[k] for each in past], page.steps[k], sizes)
+            block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context, unconditional)
             block.k += 1
 
     def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
