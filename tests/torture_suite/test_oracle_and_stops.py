@@ -104,6 +104,6 @@ def test_a_call_whose_media_leg_missed_a_ping_may_be_over() -> None:
 
 
 def test_a_traceback_in_a_log_is_told_with_its_error() -> None:
-    log = "a line\nTraceback (most recent call last):\n  File \"x.py\", line 1\n    f()\nMemoryError: no\nmore\n"
+    log = 'a line\nTraceback (most recent call last):\n  File "x.py", line 1\n    f()\nMemoryError: no\nmore\n'
     (found,) = wrong_lines(log, may_fail=True)
     assert found.endswith("f() | MemoryError: no") and "more" not in found
