@@ -267,7 +267,7 @@ def test_a_stream_whose_listener_takes_nothing_delays_no_new_stream(rig: Rig) ->
     job = stepped.core._jobs[stalled]
     assert job.dry_ns is not None and stepped.heard[stalled]
     stepped.now_ns = job.dry_ns + 10**10
-    per = stepped.core.ahead, runner.n_flow_steps, runner.n_run_ahead
+    per = stepped.core.ahead, runner.n_flow_steps
     assert job.pending_work(*per) is None
     stepped.take(stalled)
     owed = job.pending_work(*per)

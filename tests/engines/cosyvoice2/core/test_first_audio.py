@@ -161,7 +161,7 @@ def test_no_ids_are_drawn_while_all_lanes_compute_one_of_the_first_blocks(
     beside_flow, beside_vocoder = set(), set()
     while (job := it.core._jobs.get(keys[0])) is not None:
         piece = job.stream.piece
-        before = None if piece is None else (piece.n_voiced_blocks, piece.n_mel_blocks, len(job.blocks), piece.n_drawn)
+        before = None if piece is None else (piece.n_voiced_blocks, piece.n_mel_parts, len(job.blocks), piece.n_drawn)
         # A lane that draws ids if it can; the others' work only if there are none to draw.
         if not it.core.step(Lane.TOKENS):
             break
