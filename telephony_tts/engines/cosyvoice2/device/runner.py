@@ -40,7 +40,7 @@ from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
 
 RUN_AHEAD = 5
 """Speech ids that an accelerator draws before the host reads any. Ids past the end of speech are dropped."""
-CPU_RUN_AHEAD = 1
+CPU_RUN_AHEAD = 4
 """Ids that a CPU draws in one batch, as far as the next block needs them. Between batches lanes look for other work,
 which takes as long as a fiftieth of an id."""
 PREFILL_ROWS = 16
