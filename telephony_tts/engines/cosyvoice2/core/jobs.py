@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 N_FIRST_BLOCKS = 3
-"""Blocks of a piece that go through the flow with all lanes: no ids are drawn meanwhile. The second one decides when
-the first can be heard, and the third one whether a gap follows (docs/experiments.md)."""
+"""Blocks of a piece that go through the flow with all lanes. The second one decides when the first can be heard, and
+the third one whether a gap follows. Ids are drawn beside the last step of the second one and the last two of the third
+only: an id gains less from the help of other lanes than a step of the flow (docs/experiments.md)."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -187,10 +188,8 @@ class Job:
             if drawing is None or drawing.is_over:
                 needs = []
             elif in_turn:
-                is_first = drawing is voicing and drawing.n_voiced_blocks < N_FIRST_BLOCKS
-                needs = self._token_needs(
-                    drawing, replace(ahead, n_tokens=0), may_decode and not (is_first and self.blocks)
-                )
+                may_decode &= drawing is not voicing or not self._has_all_lanes(drawing)
+                needs = self._token_needs(drawing, replace(ahead, n_tokens=0), may_decode)
             else:
                 needs = self._token_needs(drawing, ahead, may_decode)
             if voicing is not None and not voicing.is_over:
@@ -199,6 +198,14 @@ class Job:
         except Exception as error:
             self.fail(error)
             return []
+
+    def _has_all_lanes(self, piece: Piece) -> bool:
+        """Whether the block in the flow is one of the first and not near its end (`N_FIRST_BLOCKS`)."""
+        n = piece.n_voiced_blocks
+        if not self.blocks or n >= N_FIRST_BLOCKS:
+            return False
+        first = self.blocks[0].flow_block
+        return first is None or first.k < first.n_steps - n
 
     def _token_needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
         # A piece is heard after the one before.
