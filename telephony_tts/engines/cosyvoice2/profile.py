@@ -80,7 +80,7 @@ class Profile:
 DEFAULT = Profile()
 FAST = Profile(first_tokens=10, hold_frames=8)
 """First audio after 13 tokens; inexact in the last frames of each chunk (`model.vocoder.stream`)."""
-CPU = Profile(hold_frames=8)
+CPU = Profile(hold_frames=8, second_frames=14)
 """First audio after 25 tokens, 0.24 s longer than that of the default profile, so that it lasts until a slow engine has
 the next. With the 13 tokens of `FAST` it would be short, and be held back for longer (`core.jobs.Job.may_be_heard`)."""
 UPSTREAM = Profile(
