@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ class Counters:
         self.alone_costs: dict[Stage, BatchCost] = {}
         """The same of the batches that were computed while no other lane had work."""
 
-    def alone_prices(self, draws: bool) -> Mapping[Stage, BatchCost]:
+    def alone_prices(self, draws: bool) -> dict[Stage, BatchCost]:
         """The costs for a stream that is the only one, with lanes that help each other. `draws`: ids are still to be
         drawn, so they are drawn beside the vocoder, and it has no help."""
         alone = {stage: cost for stage, cost in self.alone_costs.items() if not (draws and stage is Stage.VOCODE)}
