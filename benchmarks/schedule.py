@@ -3,7 +3,7 @@
 Nothing here is measured. The price of a batch is an input (--cost, --price): a guess, or a figure of a benchmark. The
 results follow from the prices. They compare schedules, block lengths and limits with each other; they promise nothing
 for a machine. Every caller says a sentence, hears it to its end, is silent for 0.5 to 2.5 s and says the next one.
-Lanes do not slow each other.
+Lanes do not slow each other, but for `--cost zen4`, whose lanes help each other when they have no other work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.cost import Cost
-from harness.simulated import Planner, Simulation
+from harness.cost import Cost, HelpingLanes
+from harness.simulated import LISTEN_NS, Planner, Simulation
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage, plan
@@ -29,6 +29,7 @@ _EXAMPLES = """examples:
   python benchmarks/schedule.py --price decode=12,5 --hops 25        dearer decoding, only short blocks
   python benchmarks/schedule.py --cost tiny --callers 8 --cancelling 1   with a caller that cancels every 100 ms
   python benchmarks/schedule.py --cost zen5 --without batching           without waiting to decode in larger batches
+  python benchmarks/schedule.py --cost zen4 --profile cpu --callers 1 --words 20 --unpaced   turns of 8 s
 
 All prices are inputs, in milliseconds for a batch and for each row: prefill, decode, flow (one of ten Euler steps) and
 vocode. A row of flow or vocoder has 25 tokens. Nothing is measured.
@@ -42,6 +43,7 @@ class PricedMachine:
     cost: Cost
     n_lanes: int
     has_wide_batches: bool
+    helping: HelpingLanes | None = None
 
     def widths(self, n_slots: int, steps: str) -> BatchSizes:
         if not self.has_wide_batches:
@@ -52,11 +54,14 @@ class PricedMachine:
 MACHINES = {
     "cpu": PricedMachine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
     "zen5": PricedMachine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
+    "zen4": PricedMachine(Cost((347, 0), (13.5, 3), (0, 75.5), (35, 160)), 2, False, HelpingLanes()),
     "tiny": PricedMachine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
     "h200-guess": PricedMachine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
 }
 """`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`: about two Zen
-5 cores with the full size; `tiny`: about one such core with the tiny random checkpoint (docs/experiments.md)."""
+5 cores with the full size; `zen4`: two Zen 4 cores in int8, whose lanes help each other; `tiny`: one core of
+a Zen 5 with the tiny random checkpoint (docs/experiments.md)."""
+UNPACED_NS = 3600 * NS_PER_S
 _RULES = ("delay", "batching")
 """`delay`: new utterances wait while active ones would underrun. `batching`: decoding waits for larger batches."""
 
@@ -77,6 +82,8 @@ def main() -> None:
     flags.add_argument("--ahead-ms", type=int, default=AheadLimits().audio_ms, help="limit of audio made and not taken")
     flags.add_argument("--ahead-tokens", type=int, default=AheadLimits().n_tokens,
                        help="tokens drawn beyond the next block")
+    flags.add_argument("--words", type=int, help="words of every sentence, 0.4 s each (default 8 to 30 by chance)")
+    flags.add_argument("--unpaced", action="store_true", help="callers take audio as soon as it is made")
     flags.add_argument("--cancelling", type=int, default=0, help="callers that start and cancel every 100 ms")
     flags.add_argument(
         "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"
@@ -106,6 +113,7 @@ def main() -> None:
             "most",
             "busy",
             "decode rows",
+            "RTF",
         ),
         [
             (
@@ -117,6 +125,7 @@ def main() -> None:
                 run["underrun_ms_max"] or 0,
                 run["busy"],
                 run["decode_rows"],
+                run["rtf"],
             )
             for run in runs
         ],
@@ -167,16 +176,18 @@ def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> 
         ahead=AheadLimits(chosen.ahead_ms, chosen.ahead_tokens),
         profile=profile,
         planner=_planner(chosen.without),
+        helping=machine.helping,
+        listen_ns=UNPACED_NS if chosen.unpaced else LISTEN_NS,
     )
     cancelling: set[int] = set()
     for i in range(n_callers):
         chance = random.Random(1000 * chosen.seed + i)
-        _converse(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
+        _converse(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds, chosen.words)
     for _ in range(chosen.cancelling):
         cancelling |= _start_and_cancel(sim, chosen.seconds)
     sim.run()
     heard = [said for key, said in sim.said.items() if key not in cancelling]
-    turns = [TurnRecord(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
+    turns = [TurnRecord(said.asked_ns, said.arrivals, ended_ns=said.ended_ns) for said in heard]
     n_batches = max(1, sim.n_batches[Stage.DECODE])
     return {
         "callers": n_callers,
@@ -206,12 +217,15 @@ def _start_and_cancel(sim: Simulation, until_s: float) -> set[int]:
     return keys
 
 
-def _converse(sim: Simulation, chance: random.Random, at_ns: int, until_s: float) -> None:
-    """Say a sentence of 3 to 12 s, pause when it was heard, and say the next."""
+def _converse(sim: Simulation, chance: random.Random, at_ns: int, until_s: float, n_words: int | None) -> None:
+    """Say a sentence, of 3 to 12 s if `n_words` is None, pause when it was heard, and say the next."""
     if at_ns < until_s * NS_PER_S:
         pause_ns = round(chance.uniform(0.5, 2.5) * NS_PER_S)
-        n_words = chance.randint(8, 30)
-        sim.say(n_words, at_ns=at_ns, then=lambda end_ns: _converse(sim, chance, end_ns + pause_ns, until_s))
+        sim.say(
+            chance.randint(8, 30) if n_words is None else n_words,
+            at_ns=at_ns,
+            then=lambda end_ns: _converse(sim, chance, end_ns + pause_ns, until_s, n_words),
+        )
 
 
 if __name__ == "__main__":

@@ -187,6 +187,10 @@ class _Track:
 class _Ids:
     ids: list[int]
 
+    @property
+    def n(self) -> int:
+        return len(self.ids)
+
     def read(self) -> list[int]:
         return self.ids
 
@@ -258,6 +262,7 @@ class PricedRunner:
         self.model = _Model(prices)
         self.batch_sizes = prices.sizes
         self.n_run_ahead = prices.cost.run_ahead
+        self.draws_past_blocks = True
         self.n_flow_steps = prices.n_euler
         self.n_slots = prices.n_slots
         self.n_positions = N_POSITIONS
@@ -306,9 +311,9 @@ class PricedRunner:
             block.k += 1
             block.before = None if block.before is None or block.before.done else block.before
 
-    def queue_mel(self, track: _Track, block: TokenBlock, flow_block: _Block) -> int:
+    def queue_mel(self, track: _Track, block: TokenBlock, flow_block: _Block) -> list[int]:
         track.mels.append((len(block.new), block.ahead is None))
-        return 1
+        return [len(block.new) * FRAMES_PER_TOKEN]
 
     def vocode(self, tracks: Sequence[_Track], on_failure: object) -> list[_Sound]:
         made = []

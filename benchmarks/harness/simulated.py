@@ -3,7 +3,8 @@
 A price stands for the computing of each batch (`Cost`). It is an input, not a measurement. Every decision is made by
 the engine's own code: `scheduler.plan` and `Slots`, `Job.needs`, the prices that `Counters` derive, and `Stream` and
 `Piece` with the block lengths of a real profile. Admission and the handling of results repeat what `core.Core` does.
-Voices are ready from the start, and lanes do not slow each other.
+Voices are ready from the start. Lanes do not slow each other, unless they can help each other (`HelpingLanes`): then a
+lane is faster while the others have no work, and first audio is held back as in the engine.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from harness.cost import Cost
+from harness.cost import Cost, HelpingLanes
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, Listener
+from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
-from telephony_tts.engines.cosyvoice2.core.jobs import Job
+from telephony_tts.engines.cosyvoice2.core.jobs import Job, vocoded_size
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Lane,
     Need,
@@ -50,6 +52,8 @@ TOKENS_PER_WORD = 10
 """Speech tokens of a word of the text, which are 0.4 s."""
 ROW_TOKENS = 25
 """Speech tokens of a flow or vocoder row that cost one row's price; a block of 100 costs four."""
+LISTEN_NS = 2 * NS_PER_S
+"""Audio that a listener buffers."""
 REFILL_NS = 500 * NS_PER_MS
 """A listener with a full buffer takes nothing until it has heard so much, as in `session.supply`."""
 
@@ -79,10 +83,11 @@ class _Voice:
 class _Solve:
     job: Job
     k: int = 0
+    n_steps: int = N_EULER
 
     @property
     def done(self) -> bool:
-        return self.k == N_EULER
+        return self.k == self.n_steps
 
     @property
     def may_step(self) -> bool:
@@ -99,8 +104,33 @@ class _Solve:
 class _Track:
     """What the device would hold for a piece."""
 
-    mels: deque[tuple[int, bool]] = field(default_factory=deque)
+    mels: deque[tuple[int, int, bool]] = field(default_factory=deque)
+    """For each part that waits: its frames, those of them that become audio with the next part only, and whether it is
+    the last."""
+    n_queued: int = 0
+    """Blocks of which there is mel."""
     n_frames: int = 0
+    n_emitted: int = 0
+    """Frames that have become audio."""
+
+
+@dataclass(slots=True)
+class _RunningStep:
+    """What a lane computes now."""
+
+    batches: dict[Stage, list[Job]]
+    begun_ns: int
+    left_ns: float
+    """Of its price, at `at_ns`."""
+    at_ns: int
+    rate: float = 0.0
+    """How many nanoseconds of the price pass in one; 0 before the end is scheduled."""
+    n_paced: int = 0
+    """How often its end was scheduled. Only the last one counts."""
+    is_alone: bool = True
+    """No other lane has computed meanwhile."""
+    size: float = 1.0
+    """See `Counters.count_batch`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +173,11 @@ class Simulation:
         n_slots: int = 16,
         ahead: AheadLimits = _AHEAD,
         profile: Profile = DEFAULT,
-        listen_ns: int = 2 * NS_PER_S,
+        listen_ns: int = LISTEN_NS,
         planner: Planner = plan,
         job_type: type[Job] = Job,
         watch: PlanObserver | None = None,
+        helping: HelpingLanes | None = None,
     ) -> None:
         self.cost, self.widths, self.ahead = cost, widths, ahead
         self.slots = Slots(n_slots)
@@ -164,6 +195,9 @@ class Simulation:
         self.idle = list(range(n_lanes))
         self._profile, self._listen_ns, self._planner = profile, listen_ns, planner
         self._job_type, self._watch = job_type, watch
+        self._helping = helping
+        self._running: dict[int, _RunningStep] = {}
+        """By lane."""
         self._is_decoding = False
         self._claimed: dict[tuple[int, int], OpenBlock] = {}
         """By lane and key: the blocks whose step is running."""
@@ -228,9 +262,10 @@ class Simulation:
         self._admit()
         for i in list(self.idle):
             lane = self.lanes[i]
-            needs = [need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)]
             jobs = [said.job for said in self.live.values()]
-            per = self.ahead, N_EULER, self.cost.run_ahead
+            lanes_help = self._helping is not None and len(jobs) == 1
+            needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding, lanes_help)]
+            per = self.ahead, N_EULER
             owed = [each for job in jobs if (each := job.pending_work(*per)) is not None]
             self.new_delay_ns = new_stream_delay_ns(owed, self.counters.costs, self.now_ns)
             n_drawing = sum(job.is_drawing for job in jobs)
@@ -239,6 +274,7 @@ class Simulation:
                 self._watch(self, lane, needs, made)
             if made:
                 self._begin(i, {stage: [self.live[key].job for key in keys] for stage, keys in made.items()})
+        self._pace()
 
     def _begin(self, lane: int, batches: dict[Stage, list[Job]]) -> None:
         self.idle.remove(lane)
@@ -252,14 +288,37 @@ class Simulation:
                 else:
                     job.busy.add(stage)
             price_ns = self.cost.of(stage, sum(self._rows(lane, job, stage) for job in jobs))
-            self.busy_ns[stage] += price_ns
             self.n_rows[stage] += len(jobs)
             self.n_batches[stage] += 1
-            self.counters.count_batch(stage, len(jobs), price_ns)
             spent_ns += price_ns
-        self.at(self.now_ns + max(1, spent_ns), lambda: self._settle(lane, batches))
+            if self._helping is None:
+                self.busy_ns[stage] += price_ns
+                n_ids = self.cost.run_ahead if stage is Stage.DECODE else 1
+                self.counters.count_batch(stage, len(jobs), price_ns, size=n_ids)
+        size = vocoded_size(batches.get(Stage.VOCODE, []))
+        self._running[lane] = _RunningStep(batches, self.now_ns, max(1, spent_ns), self.now_ns, size=size)
 
-    def _settle(self, lane: int, batches: dict[Stage, list[Job]]) -> None:
+    def _pace(self) -> None:
+        """Schedule the end of each running step anew if its speed changes."""
+        for lane, step in self._running.items():
+            step.is_alone &= len(self._running) == 1
+            rate = self._helping.rate(min(step.batches), len(self._running)) if self._helping is not None else 1.0
+            if rate != step.rate:
+                step.left_ns -= step.rate * (self.now_ns - step.at_ns)
+                step.at_ns, step.rate, step.n_paced = self.now_ns, rate, step.n_paced + 1
+                end_ns = self.now_ns + max(1, round(step.left_ns / rate))
+                self.at(end_ns, lambda lane=lane, step=step, n=step.n_paced: self._settle(lane, step, n))
+
+    def _settle(self, lane: int, step: _RunningStep, n_paced: int) -> None:
+        if n_paced != step.n_paced:
+            return  # its speed has changed since
+        del self._running[lane]
+        batches = step.batches
+        if self._helping is not None:
+            (stage,) = batches
+            spent_ns = self.now_ns - step.begun_ns
+            self.busy_ns[stage] += spent_ns
+            self.counters.count_batch(stage, len(batches[stage]), spent_ns, is_alone=step.is_alone, size=step.size)
         self.idle = sorted([*self.idle, lane])
         for stage in sorted(batches):
             jobs = batches[stage]
@@ -274,6 +333,8 @@ class Simulation:
                     self._computed(job, stage, n_ids)
             if stage is Stage.DECODE:
                 self._is_decoding = False
+        if self._helping is not None:
+            self._give_out_first()
 
     def _computed(self, job: Job, stage: Stage, n_ids: int) -> None:
         piece, track = _piece(job), _track(job)
@@ -283,14 +344,36 @@ class Simulation:
                 if feed is not None:
                     piece.take_ids([_drawn(piece, feed)])
         else:
-            n_tokens, is_last = track.mels.popleft()
-            track.n_frames += n_tokens * FRAMES_PER_TOKEN
-            pcm = np.zeros(n_tokens * FRAMES_PER_TOKEN * SAMPLES_PER_FRAME, np.int16)
-            said = self.live[job.key]
-            for chunk in job.stream.take_audio(pcm, track.n_frames, is_last):
-                job.record_audio(len(chunk.pcm), self.now_ns)
-                said.waiting.append(len(chunk.pcm))
-            self._take(said)
+            n_emitted = self._n_ready(track)
+            n_frames, _, is_last = track.mels.popleft()
+            track.n_frames += n_frames
+            track.n_emitted += n_emitted
+            pcm = np.zeros(n_emitted * SAMPLES_PER_FRAME, np.int16)
+            is_first = self._helping is not None and job.is_new and not job.first_audio
+            chunks = job.stream.take_audio(pcm, track.n_frames, is_last)
+            job.n_made += len(pcm)
+            if is_first:
+                job.first_audio = chunks
+            else:
+                self._give_out(job, chunks)
+
+    def _give_out(self, job: Job, chunks: Sequence[Chunk]) -> None:
+        held, job.first_audio = job.first_audio, []
+        said = self.live[job.key]
+        for chunk in (*held, *chunks):
+            job.record_audio(len(chunk.pcm), self.now_ns)
+            said.waiting.append(len(chunk.pcm))
+        self._take(said)
+
+    def _give_out_first(self) -> None:
+        """Give out first audio that lasts long enough now."""
+        jobs = [said.job for said in self.live.values() if not said.job.is_over]
+        works = {job: job.pending_work(self.ahead, N_EULER) for job in jobs}
+        for job, work in works.items():
+            others = [each for other, each in works.items() if other is not job and each is not None]
+            costs = self.counters.costs if others else self.counters.alone_prices(job.is_drawing)
+            if job.first_audio and job.may_be_heard(work, costs, others, len(self.lanes), self.now_ns):
+                self._give_out(job, [])
 
     def _stepped(self, job: Job, under_way: OpenBlock) -> None:
         solve = under_way.flow_block
@@ -300,8 +383,19 @@ class Simulation:
         while (done := job.done_block()) is not None:
             block = done.block
             if not job.is_over:
-                _track(job).mels.append((len(block.new), block.ahead is None))
-                _piece(job).n_mel_blocks += 1
+                self._queue_mel(job, len(block.new) * FRAMES_PER_TOKEN, block.ahead is None)
+
+    def _queue_mel(self, job: Job, n_frames: int, is_last: bool) -> None:
+        """As `Runner.queue_mel` does it."""
+        track, n_soon = _track(job), self._profile.second_frames
+        if n_soon is None or is_last or track.n_queued != 1:
+            parts = [n_frames]
+            track.mels.append((n_frames, 0, is_last))
+        else:
+            parts = [n_soon, n_frames - n_soon]
+            track.mels += (n_frames, parts[1], False), (0, 0, False)
+        track.n_queued += 1
+        _piece(job).take_mel(parts)
 
     def _rows(self, lane: int, job: Job, stage: Stage) -> float:
         """The rows that the job adds to a batch, as far as the price goes."""
@@ -309,8 +403,14 @@ class Simulation:
             block = self._claimed[lane, job.key].block
             return max(1.0, len(block.all_ids or block.new)) / ROW_TOKENS
         if stage is Stage.VOCODE:
-            return max(1.0, _track(job).mels[0][0]) / ROW_TOKENS
+            return max(2.0, self._n_ready(_track(job))) / (FRAMES_PER_TOKEN * ROW_TOKENS)
         return 1.0
+
+    def _n_ready(self, track: _Track) -> int:
+        """Frames that become audio when the oldest mel is vocoded. Some are held back, if the profile says how many."""
+        n_frames, n_later, is_last = track.mels[0]
+        n_held = 0 if is_last else n_later + (self._profile.hold_frames or 0)
+        return max(0, track.n_frames + n_frames - n_held - track.n_emitted)
 
     def _release(self) -> None:
         """Release the slots of pieces that have ended."""

@@ -32,6 +32,9 @@ class Profile:
     cheaper (docs/experiments.md)."""
     hold_frames: int | None = None
     """See `ContinuousJoint`."""
+    second_frames: int | None = None
+    """Mel frames of the second block that become audio first. The rest of the block follows as audio of its own. So the
+    first audio, which is held back until it lasts until the next, is heard sooner. None: the block is not divided."""
     causal_finish: bool = True
     """False: the end is computed over the whole utterance again, with all frames attending to all others."""
     upstream_joint: bool = False
@@ -77,7 +80,7 @@ class Profile:
 DEFAULT = Profile()
 FAST = Profile(first_tokens=10, hold_frames=8)
 """First audio after 13 tokens; inexact in the last frames of each chunk (`model.vocoder.stream`)."""
-CPU = Profile(hold_frames=8)
+CPU = Profile(hold_frames=8, second_frames=14)
 """First audio after 25 tokens, 0.24 s longer than that of the default profile, so that it lasts until a slow engine has
 the next. With the 13 tokens of `FAST` it would be short, and be held back for longer (`core.jobs.Job.may_be_heard`)."""
 UPSTREAM = Profile(

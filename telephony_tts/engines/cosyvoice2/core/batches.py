@@ -103,7 +103,10 @@ class Batches:
         return [(job, ids) for job, ids in zip(jobs, drawn, strict=True) if ids is not None]
 
     def _decode(self, jobs: Sequence[Job]) -> list[tuple[Job, DrawnIds]]:
-        n_steps = min(self._runner.n_run_ahead, *(piece_of(job).n_drawable_unread for job in jobs))
+        pieces = [piece_of(job) for job in jobs]
+        n_steps = min(self._runner.n_run_ahead, *(piece.n_drawable_unread for piece in pieces))
+        if not self._runner.draws_past_blocks:
+            n_steps = min(n_steps, *(max(1, piece.n_missing) for piece in pieces))
         rows = []
         for job in jobs:
             piece, feed = piece_of(job), feed_of(job)

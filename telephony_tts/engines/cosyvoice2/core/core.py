@@ -19,7 +19,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, voicing_track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
-from telephony_tts.engines.cosyvoice2.core.jobs import Job
+from telephony_tts.engines.cosyvoice2.core.jobs import Job, vocoded_size
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
     CancelOrder,
@@ -212,7 +212,7 @@ class Core:
         n_drawing = sum(job.is_drawing for job in jobs)
         delay_ns = 0
         if any(need.is_new for need in needs):
-            per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
+            per = self.ahead, self.runner.n_flow_steps
             pending = [work for job in jobs if (work := job.pending_work(*per)) is not None]
             delay_ns = new_stream_delay_ns(pending, self.counters.costs, self._now_ns())
         # A job may fail in `needs` and in `is_drawing`.
@@ -292,12 +292,15 @@ class Core:
                 n_rows = len(jobs) + (len(step.builds) if stage is Stage.FLOW else 0)
                 if not n_rows:
                     continue
+                size = vocoded_size(jobs) if stage is Stage.VOCODE else 1.0
                 begin = self.runner.moment(self._now_ns)
                 match stage:
                     case Stage.PREFILL:
                         drawn += self._batches.prefill(jobs)
                     case Stage.DECODE:
-                        drawn += self._batches.decode(jobs)
+                        decoded = self._batches.decode(jobs)
+                        drawn += decoded
+                        size = sum(ids.n for _, ids in decoded) / max(1, len(decoded)) or 1.0
                     case Stage.FLOW:
                         self._batches.flow(step.blocks)
                         for build in step.builds:
@@ -308,7 +311,9 @@ class Core:
                 with self._lock:
                     # A voice's prompt costs far more than a block, so its time says nothing about blocks.
                     is_alone &= len(self._steps_ns) == 1
-                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.builds, is_alone=is_alone)
+                    self._in_flight.add(
+                        stage, n_rows, begin, end, is_usual=not step.builds, is_alone=is_alone, size=size
+                    )
             self._in_flight.wait()
         finally:
             self._settle(step, drawn, sounds)
@@ -406,13 +411,12 @@ class Core:
 
     def _give_out_first(self, now_ns: int) -> None:
         """Give out first audio that was held back and lasts long enough now."""
-        per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
+        per = self.ahead, self.runner.n_flow_steps
         works = {job: job.pending_work(*per) for job in self._jobs.values() if not job.is_over}
-        # Alone, its first blocks are computed by one lane with the help of the others.
-        costs = self.counters.costs
-        if self._idle.can_help and len(works) == 1:
-            costs = {**costs, **self.counters.alone_costs}
         for job, work in works.items():
+            costs = self.counters.costs
+            if self._idle.can_help and len(works) == 1:
+                costs = self.counters.alone_prices(job.is_drawing)
             others = [each for other, each in works.items() if other is not job and each is not None]
             if job.first_audio and job.may_be_heard(work, costs, others, max(1, self._n_lanes), now_ns):
                 self._give_out(job, [], now_ns)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from telephony_tts.clock import NS_PER_S
@@ -26,19 +28,34 @@ class Counters:
         self.alone_costs: dict[Stage, BatchCost] = {}
         """The same of the batches that were computed while no other lane had work."""
 
+    def alone_prices(self, draws: bool) -> dict[Stage, BatchCost]:
+        """The costs for a stream that is the only one, with lanes that help each other. `draws`: ids are still to be
+        drawn, so they are drawn beside the vocoder, and it has no help."""
+        alone = {stage: cost for stage, cost in self.alone_costs.items() if not (draws and stage is Stage.VOCODE)}
+        return {**self.costs, **alone}
+
     def count_batch(
-        self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True, is_alone: bool = False
+        self,
+        stage: Stage,
+        n_rows: int,
+        spent_ns: int,
+        *,
+        is_usual: bool = True,
+        is_alone: bool = False,
+        size: float = 1.0,
     ) -> None:
         """Count a batch of one stage. It counts in the stage's costs only if it `is_usual`.
 
-        `is_alone`: no other lane had work meanwhile."""
+        `is_alone`: no other lane had work meanwhile. `size`: of its rows, where costs are those of a unit: the ids that
+        were drawn for each row, or the audio of a vocoder's row compared with that of a block."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows
         if is_usual:
-            _add(self.costs, stage, n_rows, spent_ns, _NEWEST_SHARE)
+            unit_ns = spent_ns / size
+            _add(self.costs, stage, n_rows, unit_ns, _NEWEST_SHARE)
             if is_alone:
-                _add(self.alone_costs, stage, n_rows, spent_ns, _NEWEST_ALONE)
+                _add(self.alone_costs, stage, n_rows, unit_ns, _NEWEST_ALONE)
         spent_s = spent_ns / NS_PER_S
         self._values[f"{name}_s"] += spent_s
         kept = 0.5 ** (spent_s / _HALF_LIFE_S)
@@ -64,7 +81,7 @@ class Counters:
         return dict(self._values)
 
 
-def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: int, share: float) -> None:
+def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: float, share: float) -> None:
     """Take a batch into the running means, with the weight `share`."""
     batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
     costs[stage] = BatchCost(
@@ -91,22 +108,33 @@ class InFlight:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._batches: deque[tuple[Stage, int, bool, bool, Moment, Moment]] = deque()
+        self._batches: deque[tuple[Moment, Moment, Callable[..., None]]] = deque()
 
     def add(
-        self, stage: Stage, n_rows: int, begin: Moment, end: Moment, *, is_usual: bool, is_alone: bool = False
+        self,
+        stage: Stage,
+        n_rows: int,
+        begin: Moment,
+        end: Moment,
+        *,
+        is_usual: bool,
+        is_alone: bool = False,
+        size: float = 1.0,
     ) -> None:
         """Add a batch and count those that the device has finished. With the core's lock held."""
-        self._batches.append((stage, n_rows, is_usual, is_alone, begin, end))
+        count: Callable[..., None] = partial(
+            self._counters.count_batch, stage, n_rows, is_usual=is_usual, is_alone=is_alone, size=size
+        )
+        self._batches.append((begin, end, count))
         while self._batches:
-            stage, n_rows, is_usual, is_alone, begin, end = self._batches[0]
+            begin, end, count = self._batches[0]
             spent_ns = end.ns_after(begin)
             if spent_ns is None:
                 break
             self._batches.popleft()
-            self._counters.count_batch(stage, n_rows, spent_ns, is_usual=is_usual, is_alone=is_alone)
+            count(spent_ns=spent_ns)
 
     def wait(self) -> None:
         """Return when at most `MOST_IN_FLIGHT` are left. Called by the lane that feeds a device, without the lock."""
         if len(self._batches) > MOST_IN_FLIGHT:
-            self._batches[-MOST_IN_FLIGHT - 1][-1].wait()
+            self._batches[-MOST_IN_FLIGHT - 1][1].wait()

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 N_FIRST_BLOCKS = 3
-"""Blocks of a piece that go through the flow with all lanes: no ids are drawn meanwhile. The second one decides when
-the first can be heard, and the third one whether a gap follows (docs/experiments.md)."""
+"""Blocks of a piece that go through the flow with all lanes. The second one decides when the first can be heard, and
+the third one whether a gap follows. Ids are drawn beside the last step of the second one and the last two of the third
+only: an id gains less from the help of other lanes than a step of the flow (docs/experiments.md)."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -116,23 +117,24 @@ class Job:
             self.fail(error)
             return False
 
-    def pending_work(self, ahead: AheadLimits, n_flow_steps: int, n_run_ahead: int) -> PendingWork | None:
-        """The work until its listener gets more audio. A block takes `n_flow_steps`; a batch draws `n_run_ahead` ids.
+    def pending_work(self, ahead: AheadLimits, n_flow_steps: int) -> PendingWork | None:
+        """The work until its listener gets more audio. A block takes `n_flow_steps`.
 
         None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
         piece = self.stream.voicing or self.stream.piece
         if (self.is_new and not self.first_audio) or self.is_over or piece is None or piece.is_over:
             return None
-        if piece.n_mel_blocks:
-            return PendingWork(self.due_ns, (0, 0, 0, 1))
+        if piece.n_mel_parts:
+            return PendingWork(self.due_ns, (0, 0, 0, piece.next_size))
         if self.blocks:
             first = self.blocks[0].flow_block
-            return PendingWork(self.due_ns, (0, 0, n_flow_steps - (first.k if first is not None else 0), 1))
+            n_steps = n_flow_steps - (first.k if first is not None else 0)
+            return PendingWork(self.due_ns, (0, 0, n_steps, piece.next_size))
         n_missing = piece.n_missing
         if piece.all_begun or not self._is_behind(piece, ahead) or (n_missing and not self.is_drawing):
             return None
         is_unfed = piece is self.stream.piece and self.track is None
-        return PendingWork(self.due_ns, (int(is_unfed), -(-n_missing // n_run_ahead), n_flow_steps, 1))
+        return PendingWork(self.due_ns, (int(is_unfed), n_missing, n_flow_steps, piece.next_size))
 
     def may_be_heard(
         self,
@@ -186,10 +188,8 @@ class Job:
             if drawing is None or drawing.is_over:
                 needs = []
             elif in_turn:
-                is_first = drawing is voicing and drawing.n_voiced_blocks < N_FIRST_BLOCKS
-                needs = self._token_needs(
-                    drawing, replace(ahead, n_tokens=0), may_decode and not (is_first and self.blocks)
-                )
+                may_decode &= drawing is not voicing or not self._has_all_lanes(drawing)
+                needs = self._token_needs(drawing, replace(ahead, n_tokens=0), may_decode)
             else:
                 needs = self._token_needs(drawing, ahead, may_decode)
             if voicing is not None and not voicing.is_over:
@@ -198,6 +198,14 @@ class Job:
         except Exception as error:
             self.fail(error)
             return []
+
+    def _has_all_lanes(self, piece: Piece) -> bool:
+        """Whether the block in the flow is one of the first and not near its end (`N_FIRST_BLOCKS`)."""
+        n = piece.n_voiced_blocks
+        if not self.blocks or n >= N_FIRST_BLOCKS:
+            return False
+        first = self.blocks[0].flow_block
+        return first is None or first.k < first.n_steps - n
 
     def _token_needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
         # A piece is heard after the one before.
@@ -221,7 +229,7 @@ class Job:
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
                 n_per_s = self.stream.family.tokens_per_s
                 needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // n_per_s, is_new=is_new))
-        if Stage.VOCODE not in self.busy and piece.n_mel_blocks:
+        if Stage.VOCODE not in self.busy and piece.n_mel_parts:
             needs.append(Need(self.key, Stage.VOCODE, due_ns, is_new=is_new))
         return needs
 
@@ -258,8 +266,8 @@ class Job:
             # An end that is computed over the whole piece again does not continue the kept steps.
             if not self.stream.profile.causal_finish:
                 return False
-        n_unvoiced = piece.n_mel_blocks + len(self.blocks)
-        return self._is_behind(piece, ahead) and n_unvoiced < MOST_UNVOICED_BLOCKS and piece.has_block()
+        may_begin = self._is_behind(piece, ahead) and piece.n_unvoiced_blocks < MOST_UNVOICED_BLOCKS
+        return may_begin and piece.has_block()
 
     def _is_behind(self, piece: Piece, ahead: AheadLimits) -> bool:
         """Whether less audio is made or in the flow than the stream may have ahead. A piece that is computed at once
@@ -268,3 +276,9 @@ class Job:
         in_flow_ms = token_ms * piece.n_unvoiced_tokens
         own_ms = token_ms * len(piece.tokens) if self.stream.profile.whole_pieces else 0.0
         return self.held_ms + in_flow_ms < ahead.audio_ms + own_ms
+
+
+def vocoded_size(jobs: Sequence[Job]) -> float:
+    """How large the next audio of these jobs is, compared with that of whole blocks."""
+    sizes = [job.stream.voicing.next_size for job in jobs if job.stream.voicing is not None]
+    return sum(sizes) / len(sizes) if sizes else 1.0

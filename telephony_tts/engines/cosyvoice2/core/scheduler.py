@@ -79,7 +79,9 @@ class PendingWork:
     """The batches of each stage until an active stream gets more audio. `due_ns`: when it underruns."""
 
     due_ns: int
-    n_batches: tuple[int, int, int, int]
+    n_batches: tuple[int, int, int, float]
+    """A decode batch counts as one for each id that it draws. Of the vocoder it is a part of one, if the next audio is
+    less than that of a block."""
 
 
 Plan = Mapping[Stage, tuple[int, ...]]

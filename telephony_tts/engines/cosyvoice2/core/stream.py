@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.model.config import (
+    BLOCK_TOKENS,
     COSYVOICE2,
     FRAMES_PER_TOKEN,
     N_NOISE_FRAMES,
@@ -41,6 +43,8 @@ from telephony_tts.errors import EngineError
 MAX_SPEECH_TOKENS = 2250
 """Of a piece: 90 s. The longest piece needs 70 s. It stops a model that never draws a stop id."""
 CHUNKS_PER_S = 5
+UNSIZED_SHARE = 0.2
+"""Of the vocoder's time for `BLOCK_TOKENS`: what any number of frames takes. It computes frames around them too."""
 
 ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
 ENDLESS_PIECE = "the speech model did not come to an end after {:.0f} s; say it again, or in shorter sentences"
@@ -53,6 +57,10 @@ class SolverBlock(Protocol):
     @property
     def k(self) -> int:
         """Euler steps made."""
+
+    @property
+    def n_steps(self) -> int:
+        """Euler steps of the block."""
 
     @property
     def done(self) -> bool: ...
@@ -102,10 +110,10 @@ class Piece:
         self.n_begun = 0
         """Tokens in the flow or past it."""
         self._n_voiced = 0
-        self._block_ends: deque[int] = deque()
-        """`n_begun` at the end of each block that is not voiced yet."""
-        self.n_mel_blocks = 0
-        """Blocks of mel that wait for the vocoder."""
+        self._unvoiced: deque[tuple[int, bool]] = deque()
+        """For each part of a block that is not voiced yet: `n_begun` at its end, and whether the block ends with it."""
+        self.n_mel_parts = 0
+        """Parts of mel that wait for the vocoder."""
         self.all_begun = False
         self.is_over = False
 
@@ -181,9 +189,26 @@ class Piece:
         return self.n_begun - self._n_voiced
 
     @property
+    def n_unvoiced_blocks(self) -> int:
+        """Blocks in the flow, or that wait for the vocoder."""
+        return sum(ends_block for _, ends_block in self._unvoiced)
+
+    @property
     def n_voiced_blocks(self) -> int:
         """Blocks that have become audio, without a last one that is shorter."""
-        return self.n_blocks - len(self._block_ends)
+        return self.n_blocks - self.n_unvoiced_blocks
+
+    @property
+    def next_size(self) -> float:
+        """How much the vocoder has to do for the next audio, compared with that of `BLOCK_TOKENS`."""
+        profile = self._stream.profile
+        if profile.whole_pieces:
+            return 1.0
+        end = self._unvoiced[0][0] if self._unvoiced else self._n_voiced + self._block_tokens
+        n_frames = FRAMES_PER_TOKEN * (end - self._n_voiced)
+        if self.n_voiced_blocks == 1 and not self.n_mel_parts and profile.second_frames is not None:
+            n_frames = profile.second_frames
+        return UNSIZED_SHARE + (1 - UNSIZED_SHARE) * n_frames / (FRAMES_PER_TOKEN * BLOCK_TOKENS)
 
     @property
     def n_unheard_tokens(self) -> int:
@@ -207,31 +232,35 @@ class Piece:
         if len(tokens) >= end + n_ahead:
             block = TokenBlock(tuple(tokens[begin:end]), tuple(tokens[end : end + n_ahead]))
             self.n_begun = end
-            self._block_ends.append(end)
+            self._unvoiced.append((end, True))
             self.n_blocks += 1
             self._block_tokens = self._stream.profile.block_tokens(self.n_blocks, self._stream.voice.n_flow_tokens)
             return block
         self.all_begun = True
         self.n_begun = len(tokens)
-        self._block_ends.append(len(tokens))
+        self._unvoiced.append((len(tokens), True))
         if self._stream.profile.causal_finish or not tokens:
             return TokenBlock(tuple(tokens[begin:]), None)
         return TokenBlock(tuple(tokens[begin:]), None, tuple(tokens), begin)
 
-    def take_mel(self, n_parts: int) -> None:
-        """The mel of the oldest block without one is made, in parts that become audio one after the other."""
-        self.n_mel_blocks += n_parts
-        if n_parts > 1:
-            end = self._block_ends.pop()
-            begin = self._block_ends[-1] if self._block_ends else self._n_voiced
-            self._block_ends.extend(begin + (end - begin) * (i + 1) // n_parts for i in range(n_parts))
+    def take_mel(self, part_frames: Sequence[int]) -> None:
+        """The mel of the oldest block without one is made, in parts of so many frames. They become audio one after the
+        other."""
+        end, _ = self._unvoiced[self.n_mel_parts]
+        begin = self._unvoiced[self.n_mel_parts - 1][0] if self.n_mel_parts else self._n_voiced
+        n_all = max(1, sum(part_frames))
+        ends = [begin + (end - begin) * n // n_all for n in accumulate(part_frames[:-1])]
+        del self._unvoiced[self.n_mel_parts]
+        for i, part_end in enumerate((*ends, end)):
+            self._unvoiced.insert(self.n_mel_parts + i, (part_end, i == len(ends)))
+        self.n_mel_parts += len(part_frames)
 
     def take_audio(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
         """The audio of the oldest mel in chunks of at most 200 ms. `n_frames`: mel frames of the piece so far.
 
         Chunks have estimated word timings, unless the text was still being written."""
-        self.n_mel_blocks -= 1
-        self._n_voiced = self._block_ends.popleft()
+        self.n_mel_parts -= 1
+        self._n_voiced, _ = self._unvoiced.popleft()
         self.is_over = is_last
         chunks = []
         if self._clock is not None:

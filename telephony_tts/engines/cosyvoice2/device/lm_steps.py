@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.engines.cosyvoice2.device.decode_steps import DecodeSteps
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
@@ -30,6 +31,10 @@ from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
+MOST_AHEAD_NS = 50 * NS_PER_MS
+"""On a CPU a batch draws one id for each row, and no further one after this time. Until a batch ends, a cancelled
+stream keeps its slot, and a more urgent one waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrawnIds:
@@ -37,6 +42,11 @@ class DrawnIds:
 
     ids: Returning
     row: int
+
+    @property
+    def n(self) -> int:
+        """How many ids."""
+        return self.ids.n_rows
 
     def read(self) -> list[int]:
         """The ids in the order of their draws; -1 where the logits were not finite. Waits for the device."""
@@ -57,7 +67,7 @@ class LmSteps(Protocol):
         feed, or None while more of it is to come."""
 
     def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
-        """Draw ids for each slot, as many as the rows have bans for."""
+        """Draw ids for each slot, as many as the rows have bans for, or fewer."""
 
 
 class SlotwiseLm(Protocol):
@@ -83,10 +93,11 @@ class SlotwiseLm(Protocol):
 
 
 class CpuLmSteps:
-    """See the module."""
+    """See the module. `end_of_speech`: this id and those after it are no speech."""
 
-    def __init__(self, lm: SlotwiseLm, cache: SlotCache, sampler: Sampler) -> None:
+    def __init__(self, lm: SlotwiseLm, cache: SlotCache, sampler: Sampler, end_of_speech: int) -> None:
         self._lm, self._cache, self._sampler = lm, cache, sampler
+        self._end = end_of_speech
 
     def prepare(self, check_wanted: Callable[[], object]) -> None:
         """Nothing is recorded on a CPU."""
@@ -107,15 +118,17 @@ class CpuLmSteps:
 
     def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
         """See `LmSteps`. Rows are one batch only if the weights give a row the same bits in any batch."""
+        until_ns = monotonic_ns() + MOST_AHEAD_NS
         if self._lm.rows_are_exact:
-            ids = Returning(self._drawn(slots, rows))
+            ids = Returning(self._drawn(slots, rows, until_ns))
             return [DrawnIds(ids, i) for i in range(len(rows))]
         return [
-            DrawnIds(Returning(self._drawn([slot], [row])), 0) for slot, row in zip(slots, rows, strict=True)
+            DrawnIds(Returning(self._drawn([slot], [row], until_ns)), 0)
+            for slot, row in zip(slots, rows, strict=True)
         ]
 
-    def _drawn(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> Tensor:
-        """[n, rows]"""
+    def _drawn(self, slots: Sequence[int], rows: Sequence[DecodeRow], until_ns: int) -> Tensor:
+        """[n, rows], as many as the rows have bans for. It stops sooner if no row goes on, or after `until_ns`."""
         ids = sent([row.speech_id for row in rows], self._lm.device)
         drawn = []
         for i in range(len(rows[0].banned)):
@@ -124,6 +137,8 @@ class CpuLmSteps:
             forced = [row.forced if i == 0 else None for row in rows]
             ids = self._sampled(hidden, slots, [row.banned[i] for row in rows], forced)
             drawn.append(ids)
+            if monotonic_ns() >= until_ns or not ((ids >= 0) & (ids < self._end)).any():
+                break
         return torch.stack(drawn)
 
     def _sampled(

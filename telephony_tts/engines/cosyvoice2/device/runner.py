@@ -40,6 +40,9 @@ from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
 
 RUN_AHEAD = 5
 """Speech ids that an accelerator draws before the host reads any. Ids past the end of speech are dropped."""
+CPU_RUN_AHEAD = 4
+"""Ids that a CPU draws in one batch, as far as the next block needs them. Between batches lanes look for other work,
+which takes as long as a fiftieth of an id."""
 PREFILL_ROWS = 16
 """Prompts fed in one step on an accelerator: a few thousand positions, which keep it busy. No other stream is served
 meanwhile. The best number for a given device is not measured yet."""
@@ -73,6 +76,8 @@ class Track:
     """Mel that waits for the vocoder, and whether it is the last of the piece."""
     n_frames: int = 0
     """Stretched mel frames of the piece so far."""
+    n_vocoded: int = 0
+    """Mels of the piece that were given to the vocoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +114,15 @@ class Runner:
         self.n_threads = n_threads
         lm, cache = model.lm, model.cache
         # CosyVoice-300M computes each stream by itself on any device.
-        by_slot = model.device.type == "cpu" or not model.family.flow_streams
+        is_cpu = model.device.type == "cpu"
+        by_slot = is_cpu or not model.family.flow_streams
         n_slots = model.cache.n_slots
         # One stage in a step: a device computes stages one after the other, so the most urgent would wait for all.
         on_device = BatchSizes(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
         self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if by_slot else on_device)
-        self.n_run_ahead = 1 if by_slot else RUN_AHEAD
+        self.n_run_ahead = CPU_RUN_AHEAD if is_cpu else 1 if by_slot else RUN_AHEAD
+        self.draws_past_blocks = not is_cpu
+        """Whether a decode batch may draw ids that the next block does not need: an accelerator has them for little."""
         self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
         self._lm_steps: LmSteps
@@ -124,7 +132,7 @@ class Runner:
             self._lm_steps = VllmLmSteps(lm, cache, model.sampler)
         elif by_slot:
             assert isinstance(lm, LanguageModel | RelativeLm)
-            self._lm_steps = CpuLmSteps(lm, cache, model.sampler)
+            self._lm_steps = CpuLmSteps(lm, cache, model.sampler, model.family.end_of_speech)
         else:
             assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
             self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.graphs)
@@ -237,7 +245,8 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
-        """Draw ids for each track, as many as the rows have bans for. If it raises, nothing was drawn."""
+        """Draw ids for each track, as many as the rows have bans for, or on a CPU fewer. If it raises, nothing was
+        drawn."""
         slots = [track.slot for track in tracks]
         with self._rolled_back_on_error(slots):
             return self._lm_steps.decode(slots, rows)
@@ -285,14 +294,20 @@ class Runner:
         self.model.flow.step(blocks, on_failure)
 
     @torch.inference_mode()
-    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> int:
-        """Queue the mel of a block that is done for the vocoder, in one part or several: how many. Blocks of a track
-        are given in their order."""
+    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> list[int]:
+        """Queue the mel of a block that is done for the vocoder: the frames of each part that becomes audio by itself.
+        Blocks of a track are given in their order."""
         mel = flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :]
-        parts = (mel,) if self.model.family.flow_streams else torch.split(mel, vocoded_parts(mel.shape[2]), dim=2)
-        for i, part in enumerate(parts):
-            track.mels.append((part, block.ahead is None and i == len(parts) - 1))
-        return len(parts)
+        n_frames, is_last = mel.shape[2], block.ahead is None
+        if not self.model.family.flow_streams:
+            parts = torch.split(mel, vocoded_parts(n_frames), dim=2)
+            track.mels.extend((part, is_last and i == len(parts) - 1) for i, part in enumerate(parts))
+            return [part.shape[2] for part in parts]
+        track.mels.append((mel, is_last))
+        n_soon = track.profile.second_frames
+        if n_soon is None or is_last or flow_block.index != 1:
+            return [n_frames]
+        return [n_soon, n_frames - n_soon]
 
     # ------------------------------------------------------------------------ vocoder
 
@@ -345,4 +360,21 @@ class Runner:
         mel, is_last = track.mels.popleft()
         frames = track.stretch.push(mel, last=is_last)
         track.n_frames += frames.shape[2]
+        n_soon, joint = track.profile.second_frames, track.joint
+        if n_soon is not None and isinstance(joint, ContinuousJoint):
+            is_divided = track.n_vocoded == 1 and not is_last
+            n_later = frames.shape[2] * (mel.shape[2] - n_soon) // mel.shape[2] if is_divided else 0
+            joint.hold_frames = self._n_held(track.profile, n_later)
+            if is_divided:
+                track.mels.appendleft((mel[:, :, :0], False))
+        track.n_vocoded += 1
         return frames, is_last
+
+    def _n_held(self, profile: Profile, n_later: int) -> int | None:
+        """`ContinuousJoint.hold_frames` for a chunk of which `n_later` frames become audio with the next push.
+
+        The joint knows all of them, so both parts are exact. If there are fewer than the vocoder looks ahead, as in
+        fast speech, the chunk is not divided."""
+        n_look = self.model.vocoder.reach.lookahead
+        n_held = n_later + (n_look if profile.hold_frames is None else profile.hold_frames)
+        return n_held if n_later and n_held >= n_look else profile.hold_frames

@@ -34,6 +34,11 @@ class Returning:
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(there.device))
 
+    @property
+    def n_rows(self) -> int:
+        """The tensor's first size."""
+        return self._here.shape[0]
+
     def read(self) -> Tensor:
         """The tensor on the host. Waits until it has arrived."""
         if self._arrived is not None:

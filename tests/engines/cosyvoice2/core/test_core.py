@@ -267,7 +267,7 @@ def test_a_stream_whose_listener_takes_nothing_delays_no_new_stream(rig: Rig) ->
     job = stepped.core._jobs[stalled]
     assert job.dry_ns is not None and stepped.heard[stalled]
     stepped.now_ns = job.dry_ns + 10**10
-    per = stepped.core.ahead, runner.n_flow_steps, runner.n_run_ahead
+    per = stepped.core.ahead, runner.n_flow_steps
     assert job.pending_work(*per) is None
     stepped.take(stalled)
     owed = job.pending_work(*per)
@@ -374,7 +374,8 @@ def test_orders_for_ended_utterances_have_no_effect(rig: Rig) -> None:
 def test_close_ends_all_utterances_with_an_error_and_frees_everything(rig: Rig) -> None:
     stepped = Stepped(rig)
     keys = [*say_all(stepped), stepped.say(Request("Well", grows=True), "preset")]
-    stepped.run(60)
+    while not any(stepped.heard[key] for key in keys):
+        assert stepped.core.step()
     assert stepped.core.slots.n_free == 0 and not set(keys) & set(stepped.ended)
     assert any(stepped.heard[key] for key in keys)
     stepped.core.close()
@@ -425,7 +426,8 @@ def test_an_ended_utterance_leaves_nothing(rig: Rig) -> None:
         gc.enable()
 
 
-def test_computed_batches_are_counted(rig: Rig) -> None:
+def test_computed_batches_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.runner, "n_run_ahead", 1)
     stepped = Stepped(rig)
     stepped.say(Request(SENTENCE))
     n_steps = stepped.run()

@@ -323,7 +323,7 @@ def test_a_mel_that_cannot_be_kept_ends_its_utterance_and_no_lane(
 ) -> None:
     queue_mel, n_calls = rig.runner.queue_mel, 0
 
-    def broken(*arguments: Any) -> int:
+    def broken(*arguments: Any) -> list[int]:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 1:

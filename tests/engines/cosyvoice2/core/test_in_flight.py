@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telephony_tts.engines.cosyvoice2.core.counters import MOST_IN_FLIGHT, Counters, InFlight
-from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
 from telephony_tts.engines.cosyvoice2.model.border import HostMoment
 
 
@@ -42,6 +42,30 @@ def test_a_batch_is_counted_when_the_device_has_finished_it_with_the_devices_tim
     snapshot = counters.snapshot()
     assert (snapshot["flow_batches"], snapshot["flow_rows"], snapshot["decode_s"]) == (2, 4, 400e-9)
     assert counters.costs[Stage.FLOW].batch_ns == 900, "an unusual batch has no cost"
+
+
+def test_costs_are_those_of_a_unit() -> None:
+    """Of an id, and of a whole block's audio."""
+    counters = Counters()
+    counters.count_batch(Stage.DECODE, 2, 4000, size=4)
+    counters.count_batch(Stage.VOCODE, 1, 300, size=0.6, is_alone=True)
+    counters.count_batch(Stage.FLOW, 1, 70, is_alone=True)
+    counters.count_batch(Stage.FLOW, 1, 70 + 160)
+    assert counters.costs[Stage.DECODE] == BatchCost(1000, 500)
+    assert counters.costs[Stage.VOCODE] == BatchCost(500, 500) == counters.alone_costs[Stage.VOCODE]
+    assert counters.snapshot()["decode_s"] == 4000e-9 and counters.snapshot()["vocode_s"] == 300e-9
+
+
+def test_the_vocoder_has_no_help_while_ids_are_drawn() -> None:
+    counters = Counters()
+    for stage in (Stage.FLOW, Stage.VOCODE):
+        counters.count_batch(stage, 1, 160)
+        for _ in range(50):
+            counters.count_batch(stage, 1, 80, is_alone=True)
+            counters.count_batch(stage, 1, 160)
+    of_end, of_beginning = counters.alone_prices(draws=False), counters.alone_prices(draws=True)
+    assert of_end[Stage.VOCODE].batch_ns == of_end[Stage.FLOW].batch_ns == of_beginning[Stage.FLOW].batch_ns == 80
+    assert of_beginning[Stage.VOCODE] == counters.costs[Stage.VOCODE] and of_beginning[Stage.VOCODE].batch_ns > 100
 
 
 def test_the_host_is_few_batches_ahead() -> None:

@@ -13,6 +13,7 @@ from speaking import FEW_EULER, N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watc
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.core import stream
+from telephony_tts.engines.cosyvoice2.device.runner import CPU_RUN_AHEAD
 from telephony_tts.engines.cosyvoice2.device.speech_model import MAX_POSITIONS
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
@@ -47,15 +48,18 @@ def test_the_seed_decides_the_audio(rig: Rig) -> None:
     assert len(one) != len(other) or not np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("n_ahead", [1, CPU_RUN_AHEAD])
 def test_a_cancel_after_any_step_frees_everything_and_changes_no_other_stream(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, n_ahead: int
 ) -> None:
     """Nothing more is computed for it. One step later its slot is free and it has ended."""
+    monkeypatch.setattr(rig.runner, "n_run_ahead", n_ahead)
     monkeypatch.setattr(prompting, "SOFT_CHARS", 16)
     monkeypatch.setattr(prompting, "HARD_CHARS", 20)
     alone = spoken(rig, Request(NEIGHBOUR, seed=2))
     two_pieces = Request("No, thank you. Goodbye.")
     runner = Watched(rig)
+    runner.n_run_ahead = n_ahead
     stepped = Stepped(rig, ahead=HELD, runner=runner)
     neighbour = stepped.say(Request(NEIGHBOUR, seed=2))
     stepped.run()
@@ -63,10 +67,10 @@ def test_a_cancel_after_any_step_frees_everything_and_changes_no_other_stream(
     runner.calls.clear()
     whole = stepped.say(two_pieces)
     n_steps = stepped.run(taking=[whole])
-    assert stepped.ended[whole].error is None and n_steps > 40
+    assert stepped.ended[whole].error is None and n_steps > 20 + 20 // n_ahead
     n_of = Counter(stage for stage, _ in runner.calls)
     assert n_of["prefill"] == 2 and n_of["begin"] == n_of["vocode"] == 3, "two pieces, one of several blocks"
-    assert n_of["flow"] == 3 * FEW_EULER and n_of["decode"] > 20
+    assert n_of["flow"] == 3 * FEW_EULER and n_of["decode"] > 20 // n_ahead
     for n in range(n_steps):
         key = stepped.say(two_pieces)
         assert stepped.run(n, taking=[key]) == n
@@ -84,7 +88,7 @@ def test_a_cancel_after_any_step_frees_everything_and_changes_no_other_stream(
 
 
 @pytest.mark.parametrize("profile", [DEFAULT, UPSTREAM], ids=["default", "upstream"])
-def test_a_step_is_one_speech_token_or_one_euler_step(
+def test_a_step_is_a_few_speech_tokens_or_one_euler_step(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     """So a barge-in wastes no more than that. A voice, and an end that is computed over the whole utterance again, are
@@ -106,7 +110,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
     key = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}"))
     total = Counter[str]()
     while stepped.core.step():
-        assert sum(n_of.values()) <= 1, n_of
+        assert sum(n_of.values()) <= 1 or (list(n_of) == ["lm"] and n_of["lm"] <= CPU_RUN_AHEAD), n_of
         total += n_of
         n_of.clear()
     assert key in stepped.ended and stepped.is_empty()

@@ -49,6 +49,9 @@ def test_uniforms_depend_only_on_seed_and_counter() -> None:
     seeds = [signed(rng.getrandbits(64)) for _ in range(50)] + [0, -1, 2**63 - 1, -(2**63)]
     counts = [rng.randrange(5000) for _ in seeds]
     both = uniforms(torch.tensor(seeds), torch.tensor(counts))
+    few = [uniforms(torch.tensor(seeds[i : i + 3]), torch.tensor(counts[i : i + 3])) for i in range(0, 54, 3)]
+    for k, u in enumerate(both):
+        assert torch.equal(torch.cat([each[k] for each in few]), u), "few rows are computed in another way"
     for i, (seed, count) in enumerate(zip(seeds, counts, strict=True)):
         start = plain_mix((seed + GOLDEN) & MASK)
         for k, u in enumerate(both):
