@@ -327,7 +327,8 @@ class Caller:
         if self._has_failed:
             return
         self._has_failed = True
-        what = f"the caller's voice is not heard for a moment: the voice model failed: {error or type(error).__name__}"
+        why = str(error) or type(error).__name__
+        what = f"the caller's voice is not heard for a moment: the voice model failed: {why}"
         if self.is_on:
             self._out.append(WarningEvent("barge_in_unavailable", what))
         if self.silence.after_ms:

@@ -42,7 +42,7 @@ RUN_AHEAD = 5
 """Speech ids that an accelerator draws before the host reads any. Ids past the end of speech are dropped."""
 CPU_RUN_AHEAD = 4
 """Ids that a CPU draws in one batch, as far as the next block needs them. Between batches lanes look for other work,
-which takes as long as a fiftieth of an id."""
+which takes time from the ids."""
 PREFILL_ROWS = 16
 """Prompts fed in one step on an accelerator: a few thousand positions, which keep it busy. No other stream is served
 meanwhile. The best number for a given device is not measured yet."""

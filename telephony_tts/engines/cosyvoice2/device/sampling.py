@@ -49,7 +49,7 @@ def _mixed(x: int) -> int:
 
 
 def _uniform_pair(seed: int, n_drawn: int) -> tuple[float, float]:
-    """`uniforms` of one row, in a twentieth of the time of twenty operations on tensors."""
+    """`uniforms` of one row, without tensors: each of their operations takes longer than all of this."""
     start = _mixed(seed + _GOLDEN & _MASK_64) + n_drawn * 2 * _GOLDEN
     u1, u2 = ((_mixed(start + k * _GOLDEN & _MASK_64) >> 11) * 2.0**-53 for k in (1, 2))
     return u1, u2

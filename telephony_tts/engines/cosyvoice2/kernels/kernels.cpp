@@ -674,14 +674,6 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
     }
 }
 
-}  // namespace
-
-extern "C" {
-
-}  // extern "C"
-
-namespace {
-
 // `attend` for n_rows rows only, whose heads of the layer lie in the pieces from `first_head` on.
 void attend_heads(const float* qkv, int n_rows, int m, int n_heads, int d_head, long first_head, int block,
                   const Piece* pieces, int n_pieces, float* out) {
