@@ -1,6 +1,7 @@
 """The engine: its contract, its voices, and its errors when something is missing."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.loading import build_problem
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
-from telephony_tts.engines.cosyvoice2.text import generation
+from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT, SentenceDecoding
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
@@ -221,8 +222,14 @@ def test_odd_text(
     runner, engine = engine_of_odd_text
     # All of the text goes through the engine, and little audio comes out: 300 characters are two blocks. What is longer
     # does not fit into a slot unless it is cut.
-    for limit in ("MIN_TOKENS_PER_TEXT", "MAX_TOKENS_PER_TEXT"):
-        monkeypatch.setattr(generation, limit, 0.1)
+    init = SentenceDecoding.__init__
+
+    def init_short(decoding: SentenceDecoding, *args: Any, **kwargs: Any) -> None:
+        init(decoding, *args, **kwargs)
+        n_text = decoding.max_len // MAX_TOKENS_PER_TEXT
+        decoding.min_len = decoding.max_len = math.ceil(n_text / 10)
+
+    monkeypatch.setattr(SentenceDecoding, "__init__", init_short)
     monkeypatch.setattr(core_of(engine).runner.model.cache, "max_len", 1000)
 
     async def use() -> None:

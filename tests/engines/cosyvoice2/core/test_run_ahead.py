@@ -74,6 +74,7 @@ def test_a_batch_ends_soon_where_an_id_takes_long(rig: Rig, monkeypatch: pytest.
     whole = spoken(rig, Request(NEIGHBOUR, 3))
     ticks = itertools.count(0, 30 * NS_PER_MS)
     monkeypatch.setattr(lm_steps, "monotonic_ns", lambda: next(ticks))
+    monkeypatch.setattr(lm_steps, "MOST_AHEAD_NS", 50 * NS_PER_MS)
     it = Stepped(rig, runner=(runner := Drawing(rig)))
     it.say(Request(NEIGHBOUR, 3))
     it.run()
