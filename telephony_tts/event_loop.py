@@ -7,6 +7,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -55,11 +56,24 @@ def _looking_up(base: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractE
         def __init__(self) -> None:
             super().__init__()
             self._lookups = NameLookups(self)
+            self.epoll = _epoll_of(self)
+
+        def close(self) -> None:
+            super().close()
+            if self.epoll is not None:
+                self.epoll.close()
 
         async def getaddrinfo(self, host: Any, port: Any, **how: int) -> Found:
             return await self._lookups.find(host, port, **how)
 
     return Loop
+
+
+def _epoll_of(loop: Any) -> select.epoll | None:
+    """The epoll by which libuv waits for the sockets of uvloop's `loop`. None of another loop or system."""
+    if not hasattr(loop, "_get_backend_id") or not hasattr(select, "epoll"):
+        return None
+    return select.epoll.fromfd(os.dup(loop._get_backend_id()))
 
 
 class _Refusal(asyncio.Protocol):
@@ -73,18 +87,46 @@ _REFUSAL = _Refusal()
 """One for all: no memory may be left for another one."""
 
 
-def or_refuse(make: MakeProtocol) -> MakeProtocol:
-    """`make`, the protocol factory of a listener, but if it raises, only that connection is closed.
+class _Admission(asyncio.Protocol):
+    """Lets `protocol` have its connection if epoll takes the socket.
 
-    uvloop would let no further connection into the listener, until the process is started again.
+    When libuv gives a socket to epoll, and the system has no memory for that, it ends the process with SIGABRT. It
+    accepts that epoll has the socket already.
+    """
+
+    def __init__(self, protocol: asyncio.BaseProtocol, epoll: select.epoll) -> None:
+        self._protocol, self._epoll = protocol, epoll
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            with suppress(FileExistsError):  # TLS has read from it
+                self._epoll.register(transport.get_extra_info("socket").fileno(), 0)
+        except OSError:
+            _tell_refusal()
+            _REFUSAL.connection_made(transport)
+            return
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+
+
+def _tell_refusal() -> None:
+    """Log the exception that is being handled, if there is memory for it."""
+    with suppress(Exception):
+        _outside_log.exception("connection_not_taken")
+
+
+def or_refuse(make: MakeProtocol) -> MakeProtocol:
+    """`make`, the protocol factory of a listener. If it raises, or the system cannot watch one more socket, only that
+    connection is closed. Without this, uvloop would let no further connection in, or end the process.
     """
 
     def make_or_refuse(*args: Any, **kwargs: Any) -> asyncio.BaseProtocol:
         try:
-            return make(*args, **kwargs)
+            protocol = make(*args, **kwargs)
+            epoll = getattr(asyncio.get_running_loop(), "epoll", None)
+            return protocol if epoll is None else _Admission(protocol, epoll)
         except Exception:
-            with suppress(Exception):
-                _outside_log.exception("connection_not_taken")
+            _tell_refusal()
             return _REFUSAL
 
     return make_or_refuse

@@ -1,8 +1,13 @@
-"""A listener whose protocol cannot be made for one connection lets the next ones in."""
+"""A listener that cannot take one connection lets the next ones in."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import select
 import socket
+from typing import Any
 
 import pytest
 from listener_faults import answer, failing_once
@@ -10,6 +15,7 @@ from log_lines import lines
 from rig import run
 from server_settings import transport_settings
 
+from telephony_tts import event_loop
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.transport.server import Server
@@ -35,4 +41,41 @@ def test_a_connection_that_cannot_be_taken_is_closed_and_the_next_one_is_served(
             sock.close()
 
     run(main)
+    assert len(lines(caplog, "connection_not_taken")) == 1
+
+
+class FullOnce:
+    """An epoll that has no memory for one more socket, once."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll, self._failures = epoll, iter([OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))])
+
+    def register(self, fd: int, events: int) -> None:
+        for failure in self._failures:
+            raise failure
+        self._epoll.register(fd, events)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+@pytest.mark.parametrize("address", [0, 1])
+def test_a_socket_that_epoll_does_not_take_is_closed_and_the_next_one_is_served(
+    address: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: libuv ended the process with SIGABRT, and all its calls."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        ports = [sock.getsockname()[1] for sock in sockets]
+        async with Server(transport_settings(), Catalog([FakeEngine()])).running(sockets=sockets):
+            loop.epoll = FullOnce(loop.epoll)
+            assert await answer(ports[address]) == b""
+            for port in ports:
+                assert (await answer(port)).startswith(b"HTTP/1.1 200")
+        for sock in sockets:
+            sock.close()
+
+    event_loop.run(main())
     assert len(lines(caplog, "connection_not_taken")) == 1
