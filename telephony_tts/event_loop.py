@@ -9,6 +9,7 @@ import importlib.util
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -91,22 +92,44 @@ class _Admission(asyncio.Protocol):
     """Lets `protocol` have its connection if epoll takes the socket.
 
     When libuv gives a socket to epoll, and the system has no memory for that, it ends the process with SIGABRT. It
-    accepts that epoll has the socket already.
+    accepts that epoll has the socket already. This protects connections without TLS: behind the handshake, epoll has
+    the socket already. Connections to others, and one that is watched again after a pause, stay unprotected.
     """
 
     def __init__(self, protocol: asyncio.BaseProtocol, epoll: select.epoll) -> None:
         self._protocol, self._epoll = protocol, epoll
+        # websockets looks for it here when it chooses a subprotocol.
+        self.protocol: object = getattr(protocol, "protocol", None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             with suppress(FileExistsError):  # TLS has read from it
                 self._epoll.register(transport.get_extra_info("socket").fileno(), 0)
-        except OSError:
+            transport.set_protocol(self._protocol)
+            self._protocol.connection_made(transport)
+        except Exception:  # uvloop would neither read from the connection nor close it
             _tell_refusal()
             _REFUSAL.connection_made(transport)
-            return
-        transport.set_protocol(self._protocol)
-        self._protocol.connection_made(transport)
+
+
+@contextmanager
+def watched(sock: socket.socket) -> Iterator[None]:
+    """Let epoll have a socket that inside the context becomes a connection of the running loop. See `_Admission`.
+
+    Raises OSError if epoll does not take it. If the context fails, epoll has it no longer: another process may still
+    hold the file, and then epoll would tell of it after our end was closed.
+    """
+    epoll = getattr(asyncio.get_running_loop(), "epoll", None)
+    if epoll is None:
+        yield
+        return
+    epoll.register(sock.fileno(), 0)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, ValueError):  # it is closed
+            epoll.unregister(sock.fileno())
+        raise
 
 
 def _tell_refusal() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +22,21 @@ def failing_once(work: Callable[..., Any]) -> Callable[..., Any]:
         return work(*args, **kwargs)
 
     return wrapped
+
+
+class FullOnce:
+    """An epoll that has no memory for one more socket, once."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll, self._failures = epoll, iter([OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))])
+
+    def register(self, fd: int, events: int) -> None:
+        for failure in self._failures:
+            raise failure
+        self._epoll.register(fd, events)
+
+    def close(self) -> None:
+        self._epoll.close()
 
 
 async def answer(port: int) -> bytes:

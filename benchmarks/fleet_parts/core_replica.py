@@ -262,7 +262,7 @@ class PricedRunner:
         self.model = _Model(prices)
         self.batch_sizes = prices.sizes
         self.n_run_ahead = prices.cost.run_ahead
-        self.draws_past_blocks = True
+        self.draws_past_blocks = prices.sizes.flow > 1  # as a device, which batches the flow
         self.n_flow_steps = prices.n_euler
         self.n_slots = prices.n_slots
         self.n_positions = N_POSITIONS

@@ -142,6 +142,9 @@ class PhraseStore:
             loop = asyncio.get_running_loop()
             self._disk = await loop.run_in_executor(self._writer, self._open)
             await loop.run_in_executor(self._reader, int)  # its thread starts now, when a refusal harms no call
+        except RuntimeError as error:  # the machine refuses a thread
+            await self.close()
+            raise ConfigError(f"phrases.folder: no thread can be started for it: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -151,8 +154,12 @@ class PhraseStore:
         pools, disk = [pool for pool in (self._reader, self._writer) if pool is not None], self._disk
         self._reader = self._writer = self._disk = None
         for pool in pools:
-            # Each thread has a connection of its own.
-            last = asyncio.get_running_loop().run_in_executor(pool, disk.close if disk is not None else int)
+            try:
+                # Each thread has a connection of its own.
+                last = asyncio.get_running_loop().run_in_executor(pool, disk.close if disk is not None else int)
+            except RuntimeError:  # it has no thread
+                pool.shutdown(wait=False, cancel_futures=True)
+                continue
             done, _ = await asyncio.wait((last,), timeout=_CLOSE_S)
             pool.shutdown(wait=bool(done), cancel_futures=True)
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from telephony_tts import logs
+from telephony_tts import event_loop, logs
 
 _log = logs.get(__name__)
 _CLOSE_S = 2.0
@@ -40,7 +40,8 @@ class Relay:
             for end in (ours, theirs):
                 end.setblocking(False)
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._owner, ours)
+            with event_loop.watched(ours):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: self._owner, ours)
             if transport.is_closing():
                 raise ConnectionResetError("the peer has closed the connection")
         except BaseException:

@@ -451,11 +451,21 @@ class Server:
 
     async def adopt(self, sock: socket.socket, moved: MovedSocket) -> None:
         """Go on with a connection of another front. Raises OSError if its socket cannot be used; it is closed then."""
+        made: list[asyncio.Protocol] = []
+
+        def accepted() -> asyncio.Protocol:
+            made.append(self._accepted(moved))
+            return made[0]
+
         try:
             sock.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(partial(self._accepted, moved), sock)
+            with event_loop.watched(sock):
+                await asyncio.get_running_loop().connect_accepted_socket(accepted, sock)
         except BaseException:
             sock.close()
+            for connection in made:
+                if isinstance(connection, CallConnection):
+                    connection.left.cancel()  # it may never have been told of its socket
             raise
 
     def _accepted(self, moved: MovedSocket | None = None) -> asyncio.Protocol:

@@ -125,8 +125,8 @@ def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
     # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.
     watch = threading.Timer(_left_s(until_ns), _shut, (sock,))
     watch.daemon = True
-    watch.start()
     try:
+        watch.start()
         connection.request("GET", address.target, headers=_HEADERS)
         response = connection.getresponse()
         if response.status != 200:

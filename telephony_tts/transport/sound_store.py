@@ -130,7 +130,7 @@ class SoundStore:
         try:
             sound = sound.at(rate_hz)
         except (AudioError, MemoryError) as error:
-            raise SoundError(f"sound {name!r} cannot be resampled to {rate_hz} Hz: {error}") from error
+            raise SoundError(f"sound {_shown(name)!r} cannot be resampled to {rate_hz} Hz: {error}") from error
         self._keep((version, rate_hz), sound)
         return sound
 
@@ -141,8 +141,8 @@ class SoundStore:
         settings = self._settings
         try:
             if version[3] == -2:
-                content = fetch_sound(name, settings.urls, settings.max_mb * _MB, settings.fetch_s)
-                name = _shown(name)
+                address, name = name, _shown(name)
+                content = fetch_sound(address, settings.urls, settings.max_mb * _MB, settings.fetch_s)
                 return version, decode_sound(content, settings.max_s)
             return version, read_sound(version[0], settings.max_s, settings.max_mb * _MB)
         except SoundError:

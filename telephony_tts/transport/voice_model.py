@@ -69,7 +69,8 @@ class VoiceModelSource:
             return
         error = loading.exception()
         if error is not None:
-            message = error.message if isinstance(error, AudioError) else f"the voice model cannot be made: {error}"
+            why = str(error) or type(error).__name__
+            message = error.message if isinstance(error, AudioError) else f"the voice model cannot be made: {why}"
             self._error, self._again_ns = AudioError(message), monotonic_ns() + _AGAIN_S * NS_PER_S
             _log.error("voice_model_unavailable", why=message)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import select
 import socket
 from typing import Any
 
 import pytest
-from listener_faults import answer, failing_once
+from listener_faults import FullOnce, answer, failing_once
 from log_lines import lines
 from rig import run
 from server_settings import transport_settings
@@ -44,21 +41,6 @@ def test_a_connection_that_cannot_be_taken_is_closed_and_the_next_one_is_served(
     assert len(lines(caplog, "connection_not_taken")) == 1
 
 
-class FullOnce:
-    """An epoll that has no memory for one more socket, once."""
-
-    def __init__(self, epoll: select.epoll) -> None:
-        self._epoll, self._failures = epoll, iter([OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))])
-
-    def register(self, fd: int, events: int) -> None:
-        for failure in self._failures:
-            raise failure
-        self._epoll.register(fd, events)
-
-    def close(self) -> None:
-        self._epoll.close()
-
-
 @pytest.mark.parametrize("address", [0, 1])
 def test_a_socket_that_epoll_does_not_take_is_closed_and_the_next_one_is_served(
     address: int, caplog: pytest.LogCaptureFixture
@@ -76,6 +58,23 @@ def test_a_socket_that_epoll_does_not_take_is_closed_and_the_next_one_is_served(
                 assert (await answer(port)).startswith(b"HTTP/1.1 200")
         for sock in sockets:
             sock.close()
+
+    event_loop.run(main())
+    assert len(lines(caplog, "connection_not_taken")) == 1
+
+
+def test_a_connection_that_fails_at_its_beginning_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """uvloop neither reads from it nor closes it."""
+
+    class Failing(asyncio.Protocol):
+        connection_made = failing_once(asyncio.Protocol.connection_made)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(event_loop.or_refuse(Failing), "127.0.0.1", 0)
+        assert await answer(server.sockets[0].getsockname()[1]) == b""
+        server.close()
+        await server.wait_closed()
 
     event_loop.run(main())
     assert len(lines(caplog, "connection_not_taken")) == 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clean_run import until
 from conformance import Subject, assert_keeps_the_contract
 
 from telephony_tts.engines import phrase_store
@@ -511,6 +512,29 @@ def test_speech_needs_no_new_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert_same(await speak(kept), first)
         assert engine.n_asked == 1
         await kept.close()
+
+    run(main)
+
+
+def test_a_store_whose_reader_gets_no_thread_says_so_and_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if "read" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def main() -> None:
+        store = PhraseStore(MB, tmp_path, MB)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ConfigError, match="no thread can be started for it: can't start new thread"):
+            await store.open()
+        monkeypatch.undo()
+        await until(lambda: not any(each.name.startswith("phrases-") for each in threading.enumerate()), "its end")
+        await store.open()
+        await store.close()
 
     run(main)
 

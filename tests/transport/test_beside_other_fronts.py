@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from clean_run import run
+from listener_faults import FullOnce
 from log_lines import lines
 from server_settings import transport_settings
 from stage import new_call, until
 
+from telephony_tts import event_loop
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.http_api.asgi import http_server
-from telephony_tts.transport.fronts import FrontLoad
+from telephony_tts.transport.fronts import FrontLoad, MovedSocket
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow
@@ -127,3 +130,30 @@ def test_a_connection_that_cannot_be_moved_to_spread_the_load_is_served_here(
             await writer.wait_closed()
 
     run(main, within_s=15)
+
+
+@pytest.mark.parametrize("fault", ["epoll is full", "its connection is lost at once"])
+def test_a_connection_of_another_front_that_cannot_be_taken_is_closed_and_not_counted(fault: str) -> None:
+    """Pinned: the load of this front stayed one too high, and libuv could end the process."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with beside(OtherFront()) as server:
+            ours, theirs = socket.socketpair()
+            if fault == "epoll is full":
+                loop.epoll = FullOnce(loop.epoll)
+            else:
+
+                async def connect(make: Callable[[], object], _sock: socket.socket) -> None:
+                    make()
+                    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+                loop.connect_accepted_socket = connect
+            with pytest.raises(OSError, match="Cannot allocate memory"):
+                await server.adopt(ours, MovedSocket("leg", 1, ("127.0.0.1", 1), ("127.0.0.1", 2), b"", UPGRADE))
+            assert ours.fileno() == -1 and theirs.recv(1) == b""
+            theirs.close()
+            await asyncio.sleep(0)
+            assert server._n_sockets == 0
+
+    event_loop.run(main())

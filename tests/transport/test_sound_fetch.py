@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.server
 import socket
 import ssl
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.errors import SoundError
 from telephony_tts.transport import sound_fetch
@@ -319,6 +321,29 @@ def test_a_store_fetches_an_address_once(site: str) -> None:
             await store.find(f"{site}/elsewhere.wav").load(8_000)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["no thread", "resampling"])
+def test_faults_of_this_machine_do_not_tell_the_query(
+    fault: str, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query of an address may have a secret, and the message goes into the log and to the bot."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def too_large(*_: object) -> None:
+        raise MemoryError
+
+    store = SoundStore(SoundSettings(urls=(site,)))
+    if fault == "no thread":
+        monkeypatch.setattr(sound_fetch.threading.Timer, "start", fail)
+    else:
+        monkeypatch.setattr(Sound, "at", too_large)
+    with pytest.raises(SoundError, match="hold") as refused:
+        asyncio.run(store.find(f"{site}/sounds/hold.wav?secret=7").load(8_000))
+    assert "secret" not in refused.value.message
+    gc.collect()  # a socket that is left open is a ResourceWarning, which is an error here
 
 
 def test_what_is_not_audio_is_refused(site: str) -> None:

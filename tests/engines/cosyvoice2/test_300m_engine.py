@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from few_steps import FEW_EULER
 from reference_vocoder import whole_audio
 from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import N_SLOTS, UNBOUNDED, Rig, Stepped, Watched, n_empty, pcm
+from torch import Tensor
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
@@ -148,6 +153,36 @@ def test_int8_streams_that_share_batches_have_the_samples_of_each_alone(small_di
     assert max(rows) == len(REQUESTS), "no batch had all streams"
     for key, want in zip(keys, wanted, strict=True):
         np.testing.assert_array_equal(stepped.pcm(key), want)
+
+
+def test_a_stream_that_ends_in_a_batch_lets_the_others_draw_on(
+    small_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinned: the table of speech ids has no row for the end of speech, so the batch failed and all of it was done
+    again, one stream after the other."""
+    rig = Rig(small_dir, precision=Precision("int8", "int8"))
+    end = rig.model.family.end_of_speech
+    ended: list[int] = []
+    sample = rig.model.sampler.sample
+
+    def one_ends(logits: Tensor, slots: Sequence[int], *how: Any) -> Tensor:
+        ids = sample(logits, slots, *how)
+        if len(slots) > 1 and not ended:
+            ended.append(slots[0])
+            ids[0] = end
+        return ids
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.model.sampler, "sample", one_ends)
+        stepped = Stepped(rig, WHOLE)
+        keys = []
+        for i in range(2):
+            keys.append(stepped.say(replace(REQUESTS[0], seed=i), VOICES[0], (9 - i) * NS_PER_S))
+            stepped.run(8)
+        stepped.run()
+    assert ended, "no batch had both streams"
+    assert all(stepped.ended[key].error is None for key in keys) and len(stepped.pcm(keys[1])) > 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -58,6 +58,8 @@ class _LaneStep:
     """The batch of the flow: each job with the block that it claimed."""
     builds: list[VoiceBuild] = field(default_factory=list)
     """Voices that get a step of the flow."""
+    vocoded_size: float = 1.0
+    """Of the vocoder's batch. Found with the lock held: other lanes change what it is computed from."""
 
     def __bool__(self) -> bool:
         return bool(self.releasing or self.batches or self.blocks or self.builds)
@@ -228,6 +230,8 @@ class Core:
             elif batch:
                 self._is_decoding |= stage is Stage.DECODE
                 step.batches[stage] = batch
+                if stage is Stage.VOCODE:
+                    step.vocoded_size = vocoded_size(batch)
                 for job in batch:
                     job.busy.add(stage)
         for build in step.builds:
@@ -292,7 +296,7 @@ class Core:
                 n_rows = len(jobs) + (len(step.builds) if stage is Stage.FLOW else 0)
                 if not n_rows:
                     continue
-                size = vocoded_size(jobs) if stage is Stage.VOCODE else 1.0
+                size = step.vocoded_size if stage is Stage.VOCODE else 1.0
                 begin = self.runner.moment(self._now_ns)
                 match stage:
                     case Stage.PREFILL:

@@ -196,7 +196,7 @@ class Piece:
 
     @property
     def n_voiced_blocks(self) -> int:
-        """Blocks that have become audio, without a last one that is shorter."""
+        """Blocks that have become audio, without a last one that is shorter. Wrong when that one has begun."""
         return self.n_blocks - self.n_unvoiced_blocks
 
     @property
@@ -207,7 +207,8 @@ class Piece:
             return 1.0
         end = self._unvoiced[0][0] if self._unvoiced else self._n_voiced + self._block_tokens
         n_frames = FRAMES_PER_TOKEN * (end - self._n_voiced)
-        if self.n_voiced_blocks == 1 and not self.n_mel_parts and profile.second_frames is not None:
+        is_divided = self.n_voiced_blocks == 1 and not self.n_mel_parts and not self.all_begun
+        if is_divided and profile.second_frames is not None:
             n_frames = profile.second_frames
         return UNSIZED_SHARE + (1 - UNSIZED_SHARE) * n_frames / (FRAMES_PER_TOKEN * BLOCK_TOKENS)
 

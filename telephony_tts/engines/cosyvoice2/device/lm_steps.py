@@ -130,15 +130,22 @@ class CpuLmSteps:
     def _drawn(self, slots: Sequence[int], rows: Sequence[DecodeRow], until_ns: int) -> Tensor:
         """[n, rows], as many as the rows have bans for. It stops sooner if no row goes on, or after `until_ns`."""
         ids = sent([row.speech_id for row in rows], self._lm.device)
-        drawn = []
-        for i in range(len(rows[0].banned)):
-            # Ids past the end are dropped later. The table has a row for each of them, but not for -1.
-            hidden = self._lm.decode(self._lm.embed_speech(ids.clamp(min=0)), slots, self._cache)
+        drawn: list[Tensor] = []
+        n_most = len(rows[0].banned)
+        while True:
+            i = len(drawn)
+            hidden = self._lm.decode(self._lm.embed_speech(ids), slots, self._cache)
             forced = [row.forced if i == 0 else None for row in rows]
-            ids = self._sampled(hidden, slots, [row.banned[i] for row in rows], forced)
-            drawn.append(ids)
-            if monotonic_ns() >= until_ns or not ((ids >= 0) & (ids < self._end)).any():
+            drawn.append(self._sampled(hidden, slots, [row.banned[i] for row in rows], forced))
+            # Looking at ids waits for a device, so the last ones are not looked at here.
+            if len(drawn) == n_most or monotonic_ns() >= until_ns:
                 break
+            ids = drawn[-1]
+            if not ((ids >= 0) & (ids < self._end)).any():
+                break
+            # Rows that have ended or failed go on with any id, and what they draw is dropped later. The table of
+            # CosyVoice-300M has no row for the end of speech.
+            ids = ids.clamp(0, self._end - 1)
         return torch.stack(drawn)
 
     def _sampled(

@@ -190,6 +190,10 @@ def kernels() -> Kernels:
         return Kernels(None, OFF, str(error))
 
 
+_BUILT: set[Path] = set()
+"""Files that this process has built. One that cannot be loaded, as from a folder without `exec`, is not built again."""
+
+
 @functools.cache  # it does not keep an exception
 def _loaded() -> Kernels:
     """Raises OSError if a library cannot be loaded that is there, and if none can be written."""
@@ -208,8 +212,9 @@ def _loaded() -> Kernels:
             try:
                 # A file that cannot be loaded may be damaged, so it is built again, once. It may also be whole, while
                 # the machine has no memory for it. So it stays until another one takes its place.
-                if is_again or not was_there:
+                if not os.path.exists(path) or (is_again and path not in _BUILT):
                     build(level, directory)
+                    _BUILT.add(path)
                 return Kernels(_opened(path), level, None)
             except subprocess.SubprocessError as error:
                 if was_there:

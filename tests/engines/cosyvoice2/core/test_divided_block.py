@@ -102,6 +102,23 @@ def test_parts_belong_to_the_oldest_block_without_mel(rig: Rig) -> None:
         assert piece.n_unvoiced_tokens == n_left
 
 
+def test_the_end_of_a_piece_is_priced_by_its_own_length(rig: Rig) -> None:
+    """Pinned: behind two blocks it had the price of the second one's first part."""
+    stream = Stream(Request(SENTENCE), CPU, rig.model.tokenizer, rig.model.lm.config, rig.runner.n_positions)
+    stream.voice = rig.prompt("prompted", CPU)
+    assert stream.wants_slot
+    piece = stream.begin(0)
+    piece.tokens = [0] * 100
+    n_tokens = [len(piece.begin_block().new) for _ in range(2)]
+    for n in n_tokens:
+        piece.take_mel([2 * n])
+        piece.take_audio(np.zeros(0, np.int16), 0, is_last=False)
+    del piece.tokens[sum(n_tokens) + 20 :]
+    piece.decoding._done = True  # type: ignore[union-attr]
+    assert piece.has_block() and len(piece.begin_block().new) == 20 and piece.all_begun
+    assert piece.next_size == pytest.approx(UNSIZED_SHARE + (1 - UNSIZED_SHARE) * 40 / 50)
+
+
 def test_the_next_audio_is_priced_by_its_length(rig: Rig) -> None:
     """36 of the second block's 50 frames come after the 14 that the first audio waits for."""
     it = Stepped(rig, CPU)

@@ -157,6 +157,18 @@ def test_a_whole_library_is_kept_and_loaded_later_if_it_cannot_be_opened_now(
     assert library.available(), library.problem()
 
 
+def test_a_library_that_can_never_be_opened_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder without `exec`. Each question for the kernels built it again, two seconds each."""
+    built = home / "built"
+    counting = compiler(home / "counting", f'echo x >> {built}; echo whole > "$(eval echo \\${{$#}})"')
+    monkeypatch.setattr(library, "compilers", lambda: iter([[counting]]))
+    for _ in range(3):
+        assert not library.available()
+    assert len(built.read_text().split()) == 2, "once for each folder"
+    (home / "first").joinpath(library._file_name(best_level(library.cpu_flags()))).unlink()
+    assert not library.available() and len(built.read_text().split()) == 3
+
+
 def test_what_the_cpu_has_is_not_guessed_while_its_list_cannot_be_read() -> None:
     flags = library.cpu_flags()
     library.cpu_flags.cache_clear()
