@@ -468,7 +468,8 @@ def test_a_bot_of_a_vendor_comes_back_through_another_front(server: FrontServer,
             for text in ("Goodbye for now.", "Hello again there."):
                 n_before = len(phone.played)
                 with server.stopped(owner):
-                    joining = asyncio.ensure_future(connect(server.url(f"/calls/{call}{path}"), proxy=None))
+                    url = server.url(f"/calls/{call}{path}")
+                    joining = asyncio.ensure_future(connect(url, proxy=None, max_queue=None))
                     await asyncio.sleep(0.1)
                 socket = await joining
                 for message in messages(text):

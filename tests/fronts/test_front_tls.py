@@ -137,7 +137,7 @@ def test_a_relayed_peer_that_reads_nothing_is_dropped(server: FrontServer) -> No
         assert owner is not None
         with server.stopped(owner):
             socket = await dialled(server.url("/media/native"))
-        await socket.send(json.dumps({**START, "call": "c2", "codec": "pcm", "rate_hz": 16000, "lead_ms": 60_000}))
+        await socket.send(json.dumps({**START, "call": "c2", "codec": "pcm", "rate_hz": 48000, "lead_ms": 60_000}))
         await bot.event("call")
         socket.transport.pause_reading()
         await bot.say("This is a very long text that nobody will ever hear. " * 60, "a")
