@@ -18,6 +18,7 @@ FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
 _OFTEN_NS = 100_000_000
+_USUAL_NS = 1_000_000_000
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
 
@@ -211,7 +212,7 @@ class Sender:
                 for listener in self.listeners:
                     listener.playing(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
-                if self.marks_often and self.peer_marks and not playout.n_sent % (_OFTEN_NS // playout.ptime_ns):
+                if self._reports_here(turn):
                     turn.marks.add_ours(turn.n_sent_samples)
                 if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
                     self.send_marks(turn)
@@ -233,6 +234,13 @@ class Sender:
             if self._run_dry(turn, now_ns):
                 continue
             return False
+
+    def _reports_here(self, turn: Turn) -> bool:
+        """Whether a mark of ours follows the frames so far, to learn where the peer is in a long sentence or sound."""
+        if not self.peer_marks or self.most_marks is not None or turn.settings.whole_sentences:
+            return False
+        every_ns = _OFTEN_NS if self.marks_often else _USUAL_NS
+        return not turn.playout.n_sent % max(1, every_ns // turn.playout.ptime_ns)
 
     def _sent_all(self, turn: Turn) -> None:
         turn.sent_all = True
