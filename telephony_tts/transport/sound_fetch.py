@@ -122,10 +122,11 @@ def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
     connection = kind_of_connection(address.host, address.port)
     connection.sock, connection.auto_open = sock, 0
     response: http.client.HTTPResponse | None = None
-    # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.
-    watch = threading.Timer(_left_s(until_ns), _shut, (sock,))
-    watch.daemon = True
+    watch: threading.Timer | None = None
     try:
+        # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.
+        watch = threading.Timer(_left_s(until_ns), _shut, (sock,))
+        watch.daemon = True
         watch.start()
         connection.request("GET", address.target, headers=_HEADERS)
         response = connection.getresponse()
@@ -147,7 +148,8 @@ def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
             raise SoundError(f"{address.shown} is not complete: {n_bytes} of {promised} bytes came")
         return b"".join(pieces)
     finally:
-        watch.cancel()
+        if watch is not None:
+            watch.cancel()
         if response is not None:
             response.close()
         connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.server
+import itertools
 import socket
 import ssl
 import subprocess
@@ -306,6 +307,26 @@ def test_a_tls_handshake_that_drips_is_left() -> None:
         assert "longer than 0.3 s" in refusal(url + "a.wav", url, within_s=0.3)
         assert time.monotonic() - begun < 1.5
         thread.join(10)
+
+
+def test_a_socket_is_closed_when_the_time_is_over_at_any_step(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: between the connection and the request it stayed open."""
+    opened: list[socket.socket] = []
+    clock = sound_fetch.monotonic_ns
+
+    class Recorded(socket.socket):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            opened.append(self)
+
+    monkeypatch.setattr(sound_fetch.socket, "socket", Recorded)
+    for n_in_time in range(1, 5):
+        calls = itertools.count()
+        monkeypatch.setattr(
+            sound_fetch, "monotonic_ns", lambda n=n_in_time, calls=calls: clock() + (next(calls) >= n) * 10**12
+        )
+        assert "longer than" in refusal(f"{site}/sounds/hold.wav", f"{site}/sounds/")
+    assert len(opened) == 4 and all(each.fileno() == -1 for each in opened)
 
 
 def test_a_store_fetches_an_address_once(site: str) -> None:
