@@ -169,7 +169,7 @@ def share_one_arena() -> None:
     """Let all threads of this process allocate from one arena of glibc. Call it before threads are started.
 
     By default each thread has an arena of its own, which keeps the most memory that the thread ever needed
-    (docs/reliability.md). MALLOC_ARENA_MAX and GLIBC_TUNABLES overrule this. Does nothing without glibc.
+    (docs/torture.md). MALLOC_ARENA_MAX and GLIBC_TUNABLES overrule this. Does nothing without glibc.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
