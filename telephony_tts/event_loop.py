@@ -85,15 +85,15 @@ class _Refusal(asyncio.Protocol):
 
 
 _REFUSAL = _Refusal()
-"""One for all: no memory may be left for another one."""
+"""One for all connections: there may be no memory for another one."""
 
 
 class _Admission(asyncio.Protocol):
     """Lets `protocol` have its connection if epoll takes the socket.
 
     When libuv gives a socket to epoll, and the system has no memory for that, it ends the process with SIGABRT. It
-    accepts that epoll has the socket already. This protects connections without TLS: behind the handshake, epoll has
-    the socket already. Connections to others, and one that is watched again after a pause, stay unprotected.
+    accepts that epoll has the socket already. With TLS libuv gives it the socket for the handshake, before this is
+    called. Connections that we open, and one that is read again after a pause, are not protected either.
     """
 
     def __init__(self, protocol: asyncio.BaseProtocol, epoll: select.epoll) -> None:

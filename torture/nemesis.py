@@ -21,7 +21,7 @@ from torture.violations import Violation
 
 MS = 1_000_000
 _AFTER_STOP_NS, _BUSY_SHARE = 30 * MS, 1 / 8
-"""A process that goes on has so long to catch up, or this share of its stop: what it would have done meanwhile."""
+"""After a stop a process has this time to catch up, or this share of the stop if that is longer."""
 _FLOOD = 400
 _FREED_NS = 1000 * MS
 """A server notices by then that connections were closed, and has their descriptors again."""

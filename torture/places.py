@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-"""Where `tempfile` makes what no slow disk shall delay."""
+"""The folder for temporary files that a slow disk must not delay."""
 
 
 def use() -> None:

@@ -144,7 +144,7 @@ class IncomingConnection(asyncio.Protocol):
         self._decide()
 
     def _decide(self) -> None:
-        """Give the complete request to who serves it."""
+        """Give the complete request to the part that serves it."""
         if self._route is not None and self._head.flaw is None and self._route(self, self._head):
             return
         if not self.is_http:

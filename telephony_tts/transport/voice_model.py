@@ -29,7 +29,7 @@ class VoiceModelSource:
         self._model: VoiceModel | None = None
         self._error: AudioError | None = None
         self._again_ns = 0
-        """Not to be tried before."""
+        """It is not tried again before this time."""
         self._is_loading = False
 
     def load(self) -> VoiceModel:

@@ -33,8 +33,8 @@ class Profile:
     hold_frames: int | None = None
     """See `ContinuousJoint`."""
     second_frames: int | None = None
-    """Mel frames of the second block that become audio first. The rest of the block follows as audio of its own. So the
-    first audio, which is held back until it lasts until the next, is heard sooner. None: the block is not divided."""
+    """Mel frames of the second block that become audio first. The rest of the block follows as audio of its own. The
+    first audio is held back until it lasts to the next one, and so is heard sooner. None: the block is not divided."""
     causal_finish: bool = True
     """False: the end is computed over the whole utterance again, with all frames attending to all others."""
     upstream_joint: bool = False

@@ -46,8 +46,8 @@ class Counters:
     ) -> None:
         """Count a batch of one stage. It counts in the stage's costs only if it `is_usual`.
 
-        `is_alone`: no other lane had work meanwhile. `size`: of its rows, where costs are those of a unit: the ids that
-        were drawn for each row, or the audio of a vocoder's row compared with that of a block."""
+        `is_alone`: no other lane had work meanwhile. `size`: units in a row, as costs are those of a unit: ids drawn
+        for it, or the vocoder's audio compared with that of a whole block."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows

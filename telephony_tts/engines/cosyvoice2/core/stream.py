@@ -44,8 +44,8 @@ MAX_SPEECH_TOKENS = 2250
 """Of a piece: 90 s. The longest piece needs 70 s. It stops a model that never draws a stop id."""
 CHUNKS_PER_S = 5
 UNSIZED_SHARE = 0.2
-"""Of the vocoder's time for `BLOCK_TOKENS`: what any number of frames is assumed to take, as it computes frames around
-them too."""
+"""The share of the vocoder's time for `BLOCK_TOKENS` that is assumed not to depend on the number of frames: it computes
+frames around them too."""
 
 ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
 ENDLESS_PIECE = "the speech model did not come to an end after {:.0f} s; say it again, or in shorter sentences"

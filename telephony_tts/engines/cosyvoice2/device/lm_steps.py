@@ -67,7 +67,7 @@ class LmSteps(Protocol):
         feed, or None while more of it is to come."""
 
     def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
-        """Draw ids for each slot, as many as the rows have bans for, or fewer."""
+        """Draw ids for each slot: one for each entry of `DecodeRow.banned`, or fewer."""
 
 
 class SlotwiseLm(Protocol):
@@ -128,7 +128,7 @@ class CpuLmSteps:
         ]
 
     def _drawn(self, slots: Sequence[int], rows: Sequence[DecodeRow], until_ns: int) -> Tensor:
-        """[n, rows], as many as the rows have bans for. It stops sooner if no row goes on, or after `until_ns`."""
+        """[n, rows], one for each entry of `DecodeRow.banned`. Fewer if no row goes on, or after `until_ns`."""
         ids = sent([row.speech_id for row in rows], self._lm.device)
         drawn: list[Tensor] = []
         n_most = len(rows[0].banned)

@@ -245,8 +245,8 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
-        """Draw ids for each track, as many as the rows have bans for, or on a CPU fewer. If it raises, nothing was
-        drawn."""
+        """Draw ids for each track, one for each entry of `DecodeRow.banned`, or on a CPU fewer. If it raises, nothing
+        was drawn."""
         slots = [track.slot for track in tracks]
         with self._rolled_back_on_error(slots):
             return self._lm_steps.decode(slots, rows)

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 TRY_AGAIN_S = 10.0
-"""After so long a file that could not be read is read again: the cause may be outside the file, such as a process that
-may open no more files."""
+"""After this time a file that could not be read is read again. The cause may be outside of the file, such as too many
+open files."""
 
 
 class KnownVoices:
@@ -55,7 +55,7 @@ class KnownVoices:
         self._stamps: dict[str, FileStamp] = {}
         """Of all files, also of those that cannot be used."""
         self._failures: dict[str, tuple[str, int]] = {}
-        """Why each file could not be read that could not, and when that was tried."""
+        """Of each file that could not be read: the error, and when it was last tried."""
         self._is_unreadable = False
         self.look()
 

@@ -196,7 +196,7 @@ _BUILT: set[Path] = set()
 
 @functools.cache  # it does not keep an exception
 def _loaded() -> Kernels:
-    """Raises OSError if a library cannot be loaded that is there, and if none can be written."""
+    """Raises OSError if there is a library that cannot be loaded, and if none can be written."""
     level = os.environ.get(LEVEL_VARIABLE) or best_level(cpu_flags())
     if level == OFF:
         return Kernels(None, OFF, f"the environment variable {LEVEL_VARIABLE} is {OFF}")
