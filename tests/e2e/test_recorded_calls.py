@@ -309,8 +309,8 @@ def test_a_call_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch:
 
     async def main() -> None:
         before = metrics.value("telephony_tts_recordings_total", reason="call_ended")
-        disk = SlowFolder(monkeypatch, delay_s=30)
         async with recording(tmp_path, calls="all") as rig:
+            disk = SlowFolder(monkeypatch, delay_s=30)
             async with rig.bot(audio="binary") as bot:
                 (call,) = rig.server.registry.calls()
                 await bot.event("recording", state="started")
