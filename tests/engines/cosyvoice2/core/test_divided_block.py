@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from speaking import SENTENCE, Rig, Stepped, Watched
 
-from telephony_tts.engines.cosyvoice2.core.stream import UNSIZED_SHARE, Stream
+from telephony_tts.engines.cosyvoice2.core.stream import UNSIZED_SHARE, Piece, Stream
 from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.profile import CPU
@@ -75,13 +75,19 @@ def test_a_block_that_ends_the_piece_is_not_divided(rig: Rig) -> None:
         assert 14 not in piece_frames and sum(piece_frames) * 480 == len(it.pcm(0))
 
 
-def test_parts_belong_to_the_oldest_block_without_mel(rig: Rig) -> None:
-    """The third block is in the flow when the second one is done: 7 of the second's 25 tokens are its first part."""
+def piece_of(rig: Rig, n_tokens: int) -> Piece:
+    """A piece with so many ids, outside of a core."""
     stream = Stream(Request(SENTENCE), CPU, rig.model.tokenizer, rig.model.lm.config, rig.runner.n_positions)
     stream.voice = rig.prompt("prompted", CPU)
     assert stream.wants_slot
     piece = stream.begin(0)
-    piece.tokens = [0] * 100
+    piece.tokens = [0] * n_tokens
+    return piece
+
+
+def test_parts_belong_to_the_oldest_block_without_mel(rig: Rig) -> None:
+    """The third block is in the flow when the second one is done: 7 of the second's 25 tokens are its first part."""
+    piece = piece_of(rig, 100)
     n_tokens = [len(piece.begin_block().new) for _ in range(3)]
     seen = []
     for parts in ([2 * n_tokens[0]], [14, 36], [50]):
@@ -104,11 +110,7 @@ def test_parts_belong_to_the_oldest_block_without_mel(rig: Rig) -> None:
 
 def test_the_end_of_a_piece_is_priced_by_its_own_length(rig: Rig) -> None:
     """Pinned: behind two blocks it had the price of the second one's first part."""
-    stream = Stream(Request(SENTENCE), CPU, rig.model.tokenizer, rig.model.lm.config, rig.runner.n_positions)
-    stream.voice = rig.prompt("prompted", CPU)
-    assert stream.wants_slot
-    piece = stream.begin(0)
-    piece.tokens = [0] * 100
+    piece = piece_of(rig, 100)
     n_tokens = [len(piece.begin_block().new) for _ in range(2)]
     for n in n_tokens:
         piece.take_mel([2 * n])
