@@ -19,6 +19,7 @@ FRAMES_PER_POLL = 32
 
 _OFTEN_NS = 100_000_000
 _USUAL_NS = 1_000_000_000
+"""How much of a turn lies between two marks of ours: behind a peer that stops in the middle of speech, and usually."""
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
 
