@@ -50,8 +50,6 @@ from telephony_tts.experiments.running import voices_of
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
 from telephony_tts.fronts.supervisor import supervise
-from telephony_tts.http_api.asgi import http_server
-from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.keys.key import Key, KeyRing
 from telephony_tts.keys.key_file import read_keys
 from telephony_tts.lexicon_files import LexiconFiles
@@ -696,6 +694,10 @@ async def serve(
     server.registry.recordings = recordings
     tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
+    # Only a server needs the HTTP interface: the web framework takes half a second to import.
+    from telephony_tts.http_api.asgi import http_server
+    from telephony_tts.http_api.console_routes import ConsoleTools
+
     server.http = http_server(server, voices, ConsoleTools(partial(findings, config), lexicons))
     disks = asyncio.create_task(_watch_disks(config), name="watch disks")
     reloads = Reloads()
