@@ -81,6 +81,8 @@ async def _measure(check: Check, settings: config.Config) -> None:
             return await measured.holds(f"rate {rate:g}", Load.at_rate(rate, plan.search_turns, seconds))
 
         await most(rate_holds, plan.rates, plan.closeness, {})
+        for n, n_turns in plan.closed_later:
+            await measured.row(f"closed {n}", Load(n, n_turns, seconds))
         for rate in plan.open_rates:
             await measured.row(f"open {rate:g}", Load.at_rate(rate, plan.open_turns, seconds))
     finally:

@@ -33,13 +33,25 @@ def doubling(least: int, most: int) -> list[int]:
     return [*sizes[:-1], min(sizes[-1], most)]
 
 
+def ban_bits(stops: Sequence[int]) -> int:
+    """Banned stop ids as one number, for `banned_at`."""
+    return sum(1 << stop - N_SPEECH_TOKENS for stop in stops)
+
+
+def banned_at(bits: Tensor, n_ids: int) -> Tensor:
+    """[B] of `ban_bits`, on a device -> [B, S] bool for each of the stop ids, which are the last of `n_ids`."""
+    stops = torch.arange(n_ids - N_SPEECH_TOKENS, device=bits.device)
+    return (bits[:, None] >> stops & 1).bool()
+
+
 class DecodeSteps:
     """`n_most`: ids drawn at most in one call of `draw`."""
 
     def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler, n_most: int, graphs: Graphs) -> None:
         self._lm, self._cache, self._sampler, self._graphs = lm, cache, sampler, graphs
         self.n_rows = doubling(1, cache.n_slots)
-        self.spans = doubling(min(LEAST_SPAN, cache.max_len), cache.max_len)
+        # A GPU's own kernels read no more of a slot than it has.
+        self.spans = doubling(cache.max_len if lm.fused else min(LEAST_SPAN, cache.max_len), cache.max_len)
         device = cache.data.device
         n = cache.n_slots
         self._inputs = torch.zeros(4 + n_most, n, dtype=torch.int64, device=device)
@@ -47,7 +59,6 @@ class DecodeSteps:
         self._drawn = torch.zeros(n_most, n, dtype=torch.int64, device=device)
         self._i = torch.zeros(1, dtype=torch.int64, device=device)
         """The next step of the call."""
-        self._stop_bits = torch.arange(lm.head_bias.shape[0] - N_SPEECH_TOKENS, device=device)
 
     @torch.inference_mode()
     def prepare(self, check_wanted: Callable[[], object]) -> None:
@@ -85,7 +96,7 @@ class DecodeSteps:
                 [*starts, *spare],
                 [*(-1 if each is None else each for each in forced), *spare],
                 *(
-                    [*(sum(1 << stop - N_SPEECH_TOKENS for stop in row[i]) for row in banned), *spare]
+                    [*(ban_bits(row[i]) for row in banned), *spare]
                     for i in range(n_steps)
                 ),
             ]
@@ -105,7 +116,7 @@ class DecodeSteps:
         ids, slots, starts, forced = self._inputs[:4, :n]
         hidden = self._lm.decode_at(self._lm.embed_speech(ids), slots, starts, span, self._cache)
         bans = self._inputs[4:, :n].index_select(0, self._i)[0]
-        is_banned = (bans[:, None] >> self._stop_bits & 1).bool()
+        is_banned = banned_at(bans, self._lm.head_bias.shape[0])
         drawn = self._sampler.sample_at(self._lm.logits(hidden), slots, is_banned, forced)
         self._drawn[:, :n].index_copy_(0, self._i, drawn[None])
         # Ids past the end are dropped later. The table has a row for each of them, but not for -1.

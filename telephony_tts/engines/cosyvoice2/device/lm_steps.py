@@ -21,6 +21,7 @@ from torch import Tensor
 
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.engines.cosyvoice2.device.decode_steps import DecodeSteps
+from telephony_tts.engines.cosyvoice2.device.prompt_steps import PromptSteps
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
 from telephony_tts.engines.cosyvoice2.model.border import Returning, sent
@@ -159,20 +160,28 @@ class CpuLmSteps:
 
 
 class DeviceLmSteps:
-    """See the module. `n_most`: ids drawn at most in one call of `decode`."""
+    """See the module. `n_most`: ids drawn at most in one call of `decode`; `n_prompts`: slots in one of `prefill`."""
 
-    def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler, n_most: int, graphs: Graphs) -> None:
+    def __init__(
+        self, lm: LanguageModel, cache: KvCache, sampler: Sampler, n_most: int, n_prompts: int, graphs: Graphs
+    ) -> None:
         self._lm, self._cache, self._sampler = lm, cache, sampler
         self._decode_steps = DecodeSteps(lm, cache, sampler, n_most, graphs)
+        self._prompt_steps = None if lm.fused is None else PromptSteps(lm, cache, sampler, n_prompts, graphs)
 
     def prepare(self, check_wanted: Callable[[], object]) -> None:
         """See `LmSteps`."""
         self._decode_steps.prepare(check_wanted)
+        if self._prompt_steps is not None:
+            self._prompt_steps.prepare(check_wanted)
 
     def prefill(
         self, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]], ended: Sequence[LmFeed | None]
     ) -> list[DrawnIds | None]:
         """See `LmSteps`."""
+        if self._prompt_steps is not None and len(slots) <= self._prompt_steps.n_most:
+            ids = Returning(self._prompt_steps.draw(slots, parts, ended)[None])
+            return [None if feed is None else DrawnIds(ids, i) for i, feed in enumerate(ended)]
         # Rows that draw an id come first, so that they are one slice.
         order = sorted(range(len(slots)), key=lambda i: ended[i] is None)
         feeds = [feed for feed in ended if feed is not None]
@@ -180,13 +189,13 @@ class DeviceLmSteps:
         drawn: list[DrawnIds | None] = [None] * len(slots)
         if feeds:
             drawing = order[: len(feeds)]
-            ids = self._sampler.sample(
+            first_ids = self._sampler.sample(
                 self._lm.logits(hidden[: len(feeds)]),
                 [slots[i] for i in drawing],
                 [feed.banned for feed in feeds],
                 [feed.forced for feed in feeds],
             )
-            returning = Returning(ids[None])
+            returning = Returning(first_ids[None])
             for row, i in enumerate(drawing):
                 drawn[i] = DrawnIds(returning, row)
         return drawn

@@ -135,7 +135,9 @@ class Runner:
             self._lm_steps = CpuLmSteps(lm, cache, model.sampler, model.family.end_of_speech)
         else:
             assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
-            self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.graphs)
+            self._lm_steps = DeviceLmSteps(
+                lm, cache, model.sampler, self.n_run_ahead, self.batch_sizes.prefill, self.graphs
+            )
         is_int8 = lm.rows_are_exact or model.flow.decoder.estimator.is_int8
         self.idle_lanes: IdleLanes = HelpingLanes() if is_int8 else SleepingLanes()
         self._uncut = () if isinstance(lm, PromptTables) else (EmbeddingTable.TEXT,)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS, SamplingConfig
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 
 FEW_ROWS = 8
 """On a CPU the random numbers of so few rows are computed one by one."""
@@ -64,6 +65,10 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
     if seeds.device.type == "cpu" and len(seeds) <= FEW_ROWS:
         pairs = [_uniform_pair(*each) for each in zip(seeds.tolist(), n_drawn.tolist(), strict=True)]
         u1, u2 = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        return u1, u2
+    kernels = kernels_of(seeds.device)
+    if kernels is not None:
+        u1, u2 = kernels.uniforms(seeds, n_drawn)
         return u1, u2
     start = splitmix64(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
     u1, u2 = (_shifted(splitmix64(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NOISE_FRAMES, FlowDecoderConfig
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import EstimatorBatch
+from telephony_tts.engines.cosyvoice2.model.flow.fused_layers import FusedResnet, FusedTransformers
 from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import (
     Int8Conv,
     Int8ConvBlock,
@@ -96,13 +99,22 @@ class ResnetBlock:
         self.skip: FlowConv | Int8Conv = take.conv(f"{key}.res_conv", d, d_in, 1)
         self.int8: Int8Resnet | None = None
         """All of it in one call, once it is in int8."""
+        self.fused: FusedResnet | None = None
+        """With the kernels of a GPU, for an `EstimatorBatch`."""
 
     def __call__(self, x: Tensor, time: Tensor, context: ConvolutionContext) -> Tensor:
         """x [B, T, C_in], time [B or 1, C], which is Linear(Mish(temb)) -> [B, T, C]"""
         if self.int8 is not None and isinstance(context, Int8Pass):
             return self.int8(x, time, context)
+        if self.fused is not None and isinstance(context, EstimatorBatch):
+            return self.fused(x, time, context)
         h = self.block_1(x, context).add_(time[:, None])
         return self.block_2(h, context).add_(self.skip(x))
+
+    def fuse(self, kernels: ModuleType) -> None:
+        assert isinstance(self.block_1, CausalConvBlock) and isinstance(self.block_2, CausalConvBlock)
+        assert isinstance(self.skip, FlowConv)
+        self.fused = FusedResnet((self.block_1, self.block_2), self.skip, kernels)
 
     def quantize(self, *, in_15_bits: bool) -> None:
         """`in_15_bits`: the activations of the two maps that read x."""
@@ -154,6 +166,8 @@ class EstimatorStage:
         ]
         self.int8: Int8Transformers | None = None
         """All of them in one call, once they are in int8."""
+        self.fused: FusedTransformers | None = None
+        """With the kernels of a GPU, for an `EstimatorBatch`."""
 
     def quantize(self, *, in_15_bits: bool = False) -> None:
         self.resnet.quantize(in_15_bits=in_15_bits)
@@ -164,6 +178,8 @@ class EstimatorStage:
         x = self.resnet(x, context.times[self.index], context.past)
         if self.int8 is not None and isinstance(context.past, Int8Pass):
             return self.int8(x, context.past, self.index * len(self.transformers), self.n_heads)
+        if self.fused is not None and isinstance(context.past, EstimatorBatch):
+            return self.fused(x, context.past, self.index * len(self.transformers), self.n_heads)
         for layer, transformer in enumerate(self.transformers, self.index * len(self.transformers)):
             x = transformer(x, functools.partial(context.past.attend, layer, n_heads=self.n_heads))
         return x
@@ -208,6 +224,13 @@ class Estimator:
         )
         self.final = self.final.quantized(in_15_bits=True)
         self.dtype, self.is_int8 = torch.float32, True
+
+    def fuse(self, kernels: ModuleType) -> None:
+        """Use the kernels of a GPU for batches of streams."""
+        for stage in self.stages:
+            blocks = [each for each in stage.transformers if isinstance(each, TransformerBlock)]
+            stage.fused = FusedTransformers(blocks, kernels)
+            stage.resnet.fuse(kernels)
 
     def layout(self, n_rows: int = N_BRANCHES) -> PassLayout:
         """What a pass over `n_rows` branches keeps of a stream."""

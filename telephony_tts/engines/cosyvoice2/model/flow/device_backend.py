@@ -31,6 +31,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 
 PAGES = 4, 8, 16, 32, 64
@@ -57,6 +58,9 @@ class DeviceBackend:
         n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
         self._decoder = decoder
+        kernels = kernels_of(decoder.noise.device)
+        if kernels is not None:
+            estimator.fuse(kernels)
         self._graphs: Graphs | None = None
         self._step_sizes = sent([dt for _, dt in decoder.euler_times], decoder.noise.device, torch.float32)
         self._prepared: dict[Bucket, StepInputs] = {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.errors import EngineError
 
 ZERO_PAGE, SCRATCH_PAGE = 0, 1
@@ -224,6 +226,10 @@ class EstimatorBatch:
         """qkv [S * n_branches, T, 3 * H * D] -> [S * n_branches, T, H * D]"""
         layout, kv = self._memory.layout, self._memory.kv[layer]
         n_rows, n, _ = qkv.shape
+        kernels = kernels_of(qkv.device)
+        if kernels is not None:
+            attended: Tensor = kernels.attend_pages(qkv, kv, self._table, self._n_past, self._n_frames, n_heads)
+            return attended
         n_blocks = n // BLOCK_FRAMES
         each = qkv.view(n_rows, n, 3, n_heads, layout.d_head)
         new = each[:, :, 1:].permute(2, 3, 0, 1, 4)
@@ -246,6 +252,12 @@ class EstimatorBatch:
         last = first[:, None] + torch.arange(n_left, device=x.device)
         self._after[slot] = x.flatten(0, 1).index_select(0, last.flatten()).view(n_rows, n_left, d)
         return x
+
+    def windows(self, x: Tensor, slot: int, kernels: ModuleType) -> Tensor:
+        """`continued` as rows of neighbours for a product: x [S * n_branches, T, C] -> [S * n_branches * T, 3 C]"""
+        rows: Tensor
+        rows, self._after[slot] = kernels.windows(x.contiguous(), self._before[slot], self._n_frames)
+        return rows
 
     def commit(self) -> None:
         self._memory.keep_contexts(self._keeps_in, [self._after[slot] for slot in range(len(self._before))])

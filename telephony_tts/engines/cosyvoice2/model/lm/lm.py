@@ -26,7 +26,9 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.fused_decoder import FusedDecoder
 from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
 from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
@@ -207,6 +209,9 @@ class LanguageModel(PromptTables):
         self.norm = norm
         self.head, self.head_bias = head, head_bias
         self._int8 = Int8Decoder(self.layers) if isinstance(head, Int8Matrix) else None
+        kernels = None if isinstance(head, Int8Matrix) else kernels_of(self.device)
+        self.fused = None if kernels is None else FusedDecoder(self.layers, RmsNorm(norm, config.norm_eps), kernels)
+        """The layers with a GPU's own kernels, where they run."""
 
     @classmethod
     def from_state(cls, config: LmConfig, state: State, weights: Literal["int8"] | None = None) -> Self:
@@ -317,6 +322,8 @@ class LanguageModel(PromptTables):
 
         `span`: positions to read of each slot, more than any of `starts`. The caller checks the room and counts the
         lengths."""
+        if self.fused is not None:
+            return self.fused(x, slots, starts, cache)
         mask = torch.arange(span, device=x.device) <= starts[:, None, None, None]
         attend = functools.partial(attend_batch, cache, slots, starts, mask)
         return self.run_layers(x, cache.rotary[:, starts], attend)

@@ -42,10 +42,10 @@ class FloatMatrix:
     """Weights [N, K] in the dtype and on the device that they have."""
 
     def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
-        self.weight, self._norm = weight, norm
+        self.weight, self.norm = weight, norm
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x if self._norm is None else self._norm(x), self.weight, bias)
+        return F.linear(x if self.norm is None else self.norm(x), self.weight, bias)
 
 
 class Int8Matrix:
