@@ -2,7 +2,7 @@
 
 The work of one chunk is a generator, `VocoderSteps`: it yields one step after the other, is sent the result of each,
 and returns the audio of the chunk. `run_steps` drives several generators at once. On a GPU it runs equal steps of
-several streams as one batch.
+several streams as one batch. The last step of a batch is repeated until their number is a power of two.
 """
 
 from __future__ import annotations
@@ -34,6 +34,16 @@ class VocoderStep(Protocol):
 
 
 VocoderSteps = Generator[VocoderStep, Any, Tensor]
+
+MOST_ROWS = 16
+"""Steps in one batch. So many keep a GPU busy, and fewer sizes occur."""
+
+
+def padded_rows(n: int) -> int:
+    """The smallest power of two that is n or more.
+
+    cuDNN plans each convolution anew for each new shape, which takes hundreds of milliseconds for all of them."""
+    return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +153,8 @@ def run_steps(
                 batches.setdefault(key, []).append((i, step))
         results = {}
         for batch in batches.values():
-            _run_batch(batch, results, on_failure)
+            for begin in range(0, len(batch), MOST_ROWS):
+                _run_batch(batch[begin : begin + MOST_ROWS], results, on_failure)
     return audio
 
 
@@ -152,7 +163,8 @@ def _run_batch(batch: Sequence[tuple[int, VocoderStep]], results: dict[int, Any]
 
     def run(batch: Sequence[tuple[int, VocoderStep]]) -> list[tuple[int, Any]]:
         steps = [step for _, step in batch]
-        return list(zip((i for i, _ in batch), type(steps[0]).run(steps), strict=True))
+        made = type(steps[0]).run([*steps, *steps[-1:] * (padded_rows(len(steps)) - len(steps))])
+        return list(zip((i for i, _ in batch), made, strict=False))
 
     results.update(isolated(batch, run, lambda each, error: on_failure(each[0], error)))
 
