@@ -31,6 +31,7 @@ def _pretend() -> None:
     from telephony_tts.engines.cosyvoice2.device import speech_model
     from telephony_tts.engines.cosyvoice2.model.flow import device_backend
     from telephony_tts.engines.cosyvoice2.model.graphs import Record, Work
+    from telephony_tts.engines.cosyvoice2.model.vocoder import recorded
 
     torch.set_num_threads(1)
     tiny = random_checkpoint.SIZES["tiny"]
@@ -40,6 +41,7 @@ def _pretend() -> None:
     # Fewer shapes to record.
     speech_model.MAX_POSITIONS = 512
     device_backend.PREPARED_PAGES = (8,)  # type: ignore[assignment]
+    recorded.MOST_ROWS = 2
 
     class PretendedGpu(devices.CpuDevice):
         name = "pretend:0"

@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeR
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.device.vllm_steps import VllmLmSteps, VllmSlots
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
-from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS, FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
@@ -34,8 +34,9 @@ from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, che
 from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.recorded import RecordedChunks
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
-from telephony_tts.engines.cosyvoice2.profile import Profile
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
 
 RUN_AHEAD = 5
@@ -50,6 +51,9 @@ VOCODED_FRAMES = 86
 """Mel frames that are vocoded at once where the flow makes those of a whole piece: a second."""
 FIRST_VOCODED_FRAMES = VOCODED_FRAMES // 2
 """Of a piece: speech starts a tenth of a second sooner. About 20 frames of them wait for the next ones."""
+
+USUAL_FIRST_FRAMES = FRAMES_PER_TOKEN * (DEFAULT.first_tokens or BLOCK_TOKENS), BLOCK_FRAMES
+"""Mel frames of the first block in the default profile, of voices with a prompt and without one."""
 
 
 def vocoded_parts(n_frames: int) -> list[int]:
@@ -125,6 +129,7 @@ class Runner:
         """Whether a decode batch may draw ids that the next block does not need: an accelerator has them for little."""
         self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
+        self._recorded_chunks = RecordedChunks(model.vocoder, self.graphs)
         self._lm_steps: LmSteps
         if isinstance(cache, VllmSlots):
             assert isinstance(lm, PromptTables)
@@ -160,6 +165,8 @@ class Runner:
         """Record the graphs of a device. `check_wanted` is called before each and ends it by raising."""
         self._lm_steps.prepare(check_wanted)
         self.model.flow.prepare(self.graphs, self.n_slots, check_wanted)
+        if self.model.family.flow_streams:
+            self._recorded_chunks.prepare(self.n_slots, USUAL_FIRST_FRAMES, check_wanted)
 
     def moment(self, now_ns: Callable[[], int]) -> HostMoment | DeviceMoment:
         """The current point of the device's work; on a CPU the current time."""
@@ -339,6 +346,7 @@ class Runner:
             list(mels.values()),
             [lasts[i] for i in indices],
             lambda at, error: on_failure(indices[at], error),
+            run=self._recorded_chunks.run,
         )
         for i, of_track in zip(indices, pushed, strict=True):
             audio[i] = of_track

@@ -70,6 +70,18 @@ def test_audio_of_many_equals_each_alone(here: Place, there: Place, pretence: Pr
     assert {sound.audio for sound in sounds if sound is not None} == {sounds[0].audio if sounds[0] else None}
 
 
+def test_a_device_convolves_multiples_of_8_channels_only(here: Place, there: Place, pretence: Pretence) -> None:
+    """The pretended device as a GPU; a CPU keeps the channels of the checkpoint."""
+
+    def channels(place: Place) -> set[int]:
+        layers = place.model.vocoder._layers
+        convs = [layers.pre, layers.post, *(stage.source_down for stage in layers.stages)]
+        convs += [step.conv1 for stage in layers.stages for step in stage.source_block.steps]
+        return {n for conv in convs for n in conv.weight.shape[:2]}
+
+    assert all(n % 8 == 0 for n in channels(there)) and {4, 18} <= channels(here)
+
+
 def test_steps_that_differ_in_one_thing_are_not_batched(here: Place, there: Place) -> None:
     """A first and a later chunk with the same frames in reach; a last and a middle chunk with the same new frames."""
     ours, theirs = (place.open([DEFAULT] * 4) for place in (there, here))
@@ -97,7 +109,7 @@ def test_the_network_needs_as_many_launches_for_many_joints_as_for_two(there: Pl
         (of_two, n_sent), (of_six, n_sent_of_six) = counted
         more = of_six - of_two
         assert n_sent == n_sent_of_six and of_two.total() > 300, turn
-        assert set(more) == {"aten::cat", "aten::clone", "aten::_to_copy"} and more.total() == 4 * 6
+        assert set(more) == {"aten::cat", "aten::clone", "aten::_to_copy"} and more.total() == 4 * 4
 
 
 def test_a_failure_is_reported_for_its_own_stream_only(

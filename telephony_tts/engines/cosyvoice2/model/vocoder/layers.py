@@ -20,14 +20,21 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.reach import block_reach
 
 WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
 """Names of a weight-normed weight in today's torch: the length along the first dimension, and the direction."""
+CHANNELS = 8
+"""On a GPU, cuDNN has fast kernels in half precision for multiples of this. Convolutions with the 18 channels of the
+spectrum took nine tenths of the time of 32 streams on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocoderConv:
-    """A convolution: weight [out, in, 1, k], which lies in memory as [out, k, in], and bias [out]."""
+    """A convolution: weight [out, in, 1, k], which lies in memory as [out, k, in], and bias [out].
+
+    On an accelerator both numbers of channels are padded with zeros to a multiple of `CHANNELS`."""
 
     weight: Tensor
     bias: Tensor
+    d_out: int
+    """Channels of the output without the padding"""
     dilation: int = 1
     stride: int = 1
     kernels: KernelConv | None = None
@@ -42,11 +49,13 @@ class VocoderConv:
         """x [B, T, in] with `left` zeros before it and `right` zeros after it -> [B, T', out] in the weight's dtype."""
         if self.kernels is not None:
             return self.kernels(x, left, right)
-        if left != right:
-            x, left = F.pad(x, (0, 0, left, right)), 0
+        n_padding = self.weight.shape[1] - x.shape[2]
+        if left != right or n_padding:
+            x, left = F.pad(x, (0, n_padding, left, right)), 0
         x = x.to(self.weight.dtype).transpose(1, 2).unsqueeze(2)
         y = F.conv2d(x, self.weight, self.bias, (1, self.stride), (0, left), (1, self.dilation))
-        return y.squeeze(2).transpose(1, 2)
+        y = y.squeeze(2).transpose(1, 2)
+        return y if y.shape[2] == self.d_out else y[:, :, : self.d_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,5 +276,9 @@ def _with_kernels(step: ResidualStep) -> ResidualStep:
 
 def _rowwise(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1, stride: int = 1) -> VocoderConv:
     """Weight [out, in, k] and bias [out]."""
+    d_out, d_in, _ = weight.shape
+    if weight.device.type not in ("cpu", "meta"):
+        weight = F.pad(weight, (0, 0, 0, -d_in % CHANNELS, 0, -d_out % CHANNELS))
+        bias = F.pad(bias, (0, -d_out % CHANNELS))
     laid_out = weight.to(dtype)[:, :, None].contiguous(memory_format=torch.channels_last)
-    return VocoderConv(laid_out, bias.to(dtype), dilation, stride)
+    return VocoderConv(laid_out, bias.to(dtype), d_out, dilation, stride)

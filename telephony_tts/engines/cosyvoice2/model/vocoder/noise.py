@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from telephony_tts.engines.cosyvoice2.model.border import sent
 
 _U32 = 0xFFFFFFFF
 
@@ -33,15 +30,28 @@ class CounterNoise:
         bits.add_(_signed(first * self._n_channels)).bitwise_xor_(_signed(self._key1))
         return _normal(bits, _signed(self._key2)).view(1, n, self._n_channels)
 
-    @staticmethod
-    def batch(noises: Sequence[CounterNoise], firsts: Sequence[int], n: int) -> Tensor:
-        """[B, n, channels]: row b is `noises[b](firsts[b], n)`. All must be on one device."""
-        n_channels, device = noises[0]._n_channels, noises[0]._device
-        keyed = [(first * n_channels, each._key1, each._key2) for each, first in zip(noises, firsts, strict=True)]
-        numbers = sent([[_signed(x) for x in row] for row in keyed], device, torch.int32)
-        begin, key1, key2 = numbers.T[..., None]
-        bits = torch.arange(n * n_channels, dtype=torch.int32, device=device).add(begin).bitwise_xor_(key1)
-        return _normal(bits, key2).view(len(noises), n, n_channels)
+    def numbers(self, first: int) -> list[int]:
+        """What `NoiseRows` needs of an utterance to make its noise from sample `first` on."""
+        return [_signed(each) for each in (first * self._n_channels, self._key1, self._key2)]
+
+
+class NoiseRows:
+    """The noise of several utterances, each from a sample of its own on, which counts as sample 0 here.
+
+    All that differs between utterances lies in a tensor: `CounterNoise.numbers` of each. So work that is recorded as a
+    graph makes other noise once the tensor has other numbers.
+    """
+
+    def __init__(self, numbers: Tensor, n_channels: int) -> None:
+        """`numbers`: int32 [B, 3]"""
+        self._begin, self._key1, self._key2 = numbers[:, :, None].unbind(1)
+        self._n_channels = n_channels
+
+    def __call__(self, first: int, n: int) -> Tensor:
+        """[B, n, channels]"""
+        bits = torch.arange(n * self._n_channels, dtype=torch.int32, device=self._begin.device)
+        bits = bits.add_(_signed(first * self._n_channels)).add(self._begin).bitwise_xor_(self._key1)
+        return _normal(bits, self._key2).view(len(bits), n, self._n_channels)
 
 
 def _normal(bits: Tensor, key2: Tensor | int) -> Tensor:

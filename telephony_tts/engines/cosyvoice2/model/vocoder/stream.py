@@ -27,8 +27,8 @@ three stages compute F + 12, F + 2.6 and F + 0.6 frames, those of upstream F + 8
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,12 +36,14 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import (
+    ChunkPlan,
+    ChunkStep,
     DecodeStep,
     PitchStep,
     RestartedSourceStep,
-    SourceStep,
-    VocoderStep,
+    RunBatch,
     VocoderSteps,
+    run_batch,
     run_steps,
 )
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, SineState, Vocoder
@@ -74,6 +76,7 @@ def push_chunks(
     on_failure: OnFailure,
     *,
     batched: bool | None = None,
+    run: RunBatch = run_batch,
 ) -> list[Tensor | None]:
     """Pushes the next chunk of each utterance: mels [1, 80, n], n >= 0 -> audio [1, samples] float32.
 
@@ -81,6 +84,7 @@ def push_chunks(
 
     `batched` runs steps of equal shapes as one batch, which equals each stream alone but for rounding in float32. The
     default is to do so on a GPU only: a CPU gains nothing, and its streams must be bit-identical whatever else runs.
+    `run` computes a batch; `RecordedChunks.run` does so by graphs.
 
     Vocoder state cannot be rolled back, so failures are reported per stream: `on_failure` is called for a chunk that is
     refused and for one that fails. Its audio is None, and the audio of the other streams does not change.
@@ -97,7 +101,7 @@ def push_chunks(
             on_failure(i, error)
         else:
             chunks[i] = joint.steps(mel, last)
-    return run_steps(chunks, len(given), batched, on_failure)
+    return run_steps(chunks, len(given), batched, on_failure, run)
 
 
 class ContinuousJoint:
@@ -129,27 +133,36 @@ class ContinuousJoint:
     def steps(self, mel: Tensor, last: bool) -> VocoderSteps:
         reach, decode_reach = self.vocoder.reach, self.vocoder.reach.decode
         self._mel = torch.cat([self._mel, mel.to(self._mel)], 2)
-        n_known = self._mel_start + self._mel.shape[2]
-        n_final = n_known if last else max(self._n_final, n_known - reach.f0)
+        begin, done, emitted = self._mel_start, self._n_final, self._n_emitted
+        n_known = begin + self._mel.shape[2]
+        n_final = n_known if last else max(done, n_known - reach.f0)
         hold = reach.lookahead if self.hold_frames is None else self.hold_frames
-        ready = n_known if last else max(self._n_emitted, n_known - hold)
+        ready = n_known if last else max(emitted, n_known - hold)
+        if n_final == done and ready == emitted:
+            return torch.zeros(1, 0, device=self._mel.device)
+        left = max(0, emitted - decode_reach)
         until = ready + (FADE_FRAMES if hold < reach.lookahead and not last else 0)
-        right = min(n_known, until + decode_reach) if ready > self._n_emitted else 0
-        provisional = yield from self._extend_source(n_known, n_final, right, last)
-        if ready == self._n_emitted:
-            audio = torch.zeros(1, 0, device=self._mel.device)
-        else:
-            left = max(0, self._n_emitted - decode_reach)
-            source = torch.cat([self._source, provisional], 2)
-            begin, end = ((frame - self._source_start) * self._n_frame for frame in (left, right))
-            decoded: Tensor = yield DecodeStep(
-                self.vocoder,
-                self._mel[:, :, left - self._mel_start : right - self._mel_start],
-                source[:, :, begin:end],
-                self._n_emitted - left,
-                until - left,
-            )
-            audio = self._emit(decoded, ready - self._n_emitted)
+        plan = ChunkPlan(
+            n_mel=self._mel.shape[2],
+            n_source=self._source.shape[2],
+            begins=self._sines is None,
+            last=last,
+            pitch_first=max(0, done - reach.f0 - begin),
+            new_first=done - begin,
+            new_until=n_final - begin,
+            left=left - begin,
+            right=min(n_known, until + decode_reach) - begin if ready > emitted else 0,
+            source_first=(left - self._source_start) * self._n_frame,
+            first=emitted - left,
+            until=until - left,
+        )
+        audio: Tensor
+        audio, self._source, self._sines = yield ChunkStep(
+            self.vocoder, plan, self._mel, self._source, self._sines, done, self._noise
+        )
+        self._n_final = n_final
+        if ready > emitted:
+            audio = self._emit(audio, ready - emitted)
         self._forget(reach.f0, decode_reach)
         return audio
 
@@ -163,28 +176,6 @@ class ContinuousJoint:
         self._tail = audio[:, n:].clone() if audio.shape[1] > n else None
         self._n_emitted += n_ready
         return audio[:, :n]
-
-    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Generator[VocoderStep, Any, Tensor]:
-        """Appends the source of the frames whose pitch is now final.
-
-        Returns a provisional source for the frames after them, as far as frames up to `right` need it.
-        """
-        done = self._n_final
-        if n_known == done:
-            return self._source[:, :, :0]
-        first = max(self._mel_start, done - self.vocoder.reach.f0)
-        f0: Tensor = yield PitchStep(self.vocoder, self._mel[:, :, first - self._mel_start :])
-        f0 = f0[:, done - first :]  # frames done .. n_known
-        n_new = n_final - done
-        if n_new:
-            source, self._sines = yield SourceStep(self.vocoder, f0[:, :n_new], done, self._sines, self._noise, last)
-            self._source = torch.cat([self._source, source], 2)
-            self._n_final = n_final
-        if right * self._n_frame <= self._source_start * self._n_frame + self._source.shape[2]:
-            return self._source[:, :, :0]
-        provisional: Tensor
-        provisional, _ = yield SourceStep(self.vocoder, f0[:, n_new:], n_final, self._sines, self._noise, True)
-        return provisional
 
     def _forget(self, f0_reach: int, decode_reach: int) -> None:
         """Drops what no later chunk can see. Copies the rest, because a view would keep the whole chunk in memory."""

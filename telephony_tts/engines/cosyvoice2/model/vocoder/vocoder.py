@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +92,7 @@ class VocoderLayers:
     post: VocoderConv
 
 
-@dataclass(frozen=True, slots=True)
-class SineState:
+class SineState(NamedTuple):
     """The phase of the sines at the centre of the last frame, from which `excite` continues."""
 
     cycles: Tensor
