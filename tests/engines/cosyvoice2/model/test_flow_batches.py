@@ -239,6 +239,8 @@ def test_a_step_has_the_same_launches_for_few_and_many_streams_and_never_waits(p
         launched.append(pretence.launches.copy())
         sent.append(list(pretence.sent))
     assert launched[0] == launched[1] and launched[0].total() > 50 and sent[0] == sent[1] == ["border.py:sent"]
+    n_index_tensors = sum(n for name, n in launched[0].items() if name.startswith("aten::arange"))
+    assert n_index_tensors < 10, "all convolutions share them"
 
 
 class Recorder:

@@ -219,6 +219,8 @@ class EstimatorBatch:
         # The same for both branches of a block.
         self._n_past, self._n_frames = (n.repeat_interleave(layout.n_rows) for n in (n_past, n_frames))
         self._mask: Tensor | None = None
+        self._ends: dict[int, Tensor] = {}
+        """For each length of a left context: the indices of each block's last frames."""
 
     def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
         """qkv [S * n_branches, T, 3 * H * D] -> [S * n_branches, T, H * D]"""
@@ -242,9 +244,10 @@ class EstimatorBatch:
         """As in `ConvolutionContext`. The context of the next block is read at the block's end, before its padding."""
         n_rows, n, d = x.shape
         x = torch.cat([self._before[slot], x], dim=1)
-        first = torch.arange(n_rows, device=x.device) * (n + n_left) + self._n_frames
-        last = first[:, None] + torch.arange(n_left, device=x.device)
-        self._after[slot] = x.flatten(0, 1).index_select(0, last.flatten()).view(n_rows, n_left, d)
+        if n_left not in self._ends:
+            first = torch.arange(n_rows, device=x.device) * (n + n_left) + self._n_frames
+            self._ends[n_left] = (first[:, None] + torch.arange(n_left, device=x.device)).flatten()
+        self._after[slot] = x.flatten(0, 1).index_select(0, self._ends[n_left]).view(n_rows, n_left, d)
         return x
 
     def commit(self) -> None:
