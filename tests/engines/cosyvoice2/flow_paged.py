@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import pretend_device
 import pytest
@@ -20,6 +21,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBac
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import SCRATCH_PAGE, DevicePage
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowStream
+from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 
 N_STEPS = 6
 """The fewest with which each of `CALLS` is at a different step. Each step is a hundred slow operations here."""
@@ -73,6 +75,20 @@ def spoken_alone(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None 
 def begin_first_blocks(flow: Flow, streams: Sequence[FlowStream]) -> list[FlowBlock]:
     """The first block of each stream. The seed of its tokens is the stream's index."""
     return [begin(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+
+
+class CountedGraphs(Graphs):
+    """Records as `Pretence` does, and counts the replays of each kind of work."""
+
+    def __init__(self, pretence: pretend_device.Pretence) -> None:
+        super().__init__(pretend_device.device(), pretence.record)
+        self.replayed: Counter[str] = Counter()
+
+    def run(self, name: Hashable, work: Work) -> None:
+        if name in self._prepared:
+            assert isinstance(name, tuple)
+            self.replayed[name[0]] += 1
+        super().run(name, work)
 
 
 def assert_near(ours: Tensor, wanted: Tensor, within: float = WITHIN) -> None:

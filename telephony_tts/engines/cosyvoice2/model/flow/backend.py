@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
-from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 
@@ -27,10 +28,11 @@ class FlowBackend(Protocol):
     def encoder_batch_key(self, block: BlockInput) -> Hashable:
         """Blocks with equal keys can go through the encoder in one pass."""
 
-    def encoder_context(
-        self, tables: Sequence[PageTable], new: Sequence[tuple[KeptPage, ...]], n_tokens: int
-    ) -> EncoderContext:
-        """The context of one pass over `n_tokens` of each stream. It fills the new pages and changes no table."""
+    def encode(self, blocks: Sequence[BlockInput], new: Sequence[tuple[KeptPage, ...]], ids: Tensor) -> Tensor:
+        """One pass of the encoder over blocks of n tokens each. It fills the new pages and changes no table.
+
+        ids [S, n], and the 3 ids ahead unless the blocks are last ones: [S, n + 3] -> mu [S, 2n, 80].
+        """
 
     def step_batches(self, blocks: Sequence[FlowBlock]) -> list[list[FlowBlock]]:
         """Blocks that `step` should be given together, two or more; the other blocks go alone."""

@@ -5,7 +5,8 @@ of a step lie in tensors of the bucket that never move. The host fills them with
 for each kind of frames. All other work can be recorded (`graphs`). Spare rows compute values that are not used.
 `prepare` records the most frequent buckets.
 
-The encoder runs once per block, over batches of blocks whose shapes agree; it is not recorded.
+The encoder runs once per block, over batches of blocks of equal length. `prepare` records its passes over blocks of 25
+tokens that are not the last of their streams. Most blocks are of that kind. Only recorded passes have spare rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
+from telephony_tts.engines.cosyvoice2.model.config import (
+    BLOCK_FRAMES,
+    BLOCK_TOKENS,
+    FRAMES_PER_TOKEN,
+    LOOKAHEAD_TOKENS,
+)
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import (
     SCRATCH_PAGE,
@@ -29,7 +35,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.device_pages import (
 )
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
-from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
 from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
@@ -47,6 +52,8 @@ N_COUNTS = 6
 
 Bucket = tuple[int, int, int]
 """S, T and P."""
+EncoderShape = tuple[int, int, int, bool]
+"""S, P, the tokens of each block, and whether they are last blocks, which see no tokens ahead."""
 
 
 class DeviceBackend:
@@ -57,27 +64,32 @@ class DeviceBackend:
         estimator = decoder.estimator
         n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
-        self._decoder = decoder
+        self._encoder, self._decoder = encoder, decoder
         kernels = kernels_of(decoder.noise.device)
         if kernels is not None:
             estimator.fuse(kernels)
+        # The kernels read no padding of pasts, so that one size is as good as several.
+        self._step_pages = PREPARED_PAGES if kernels is None else PAGES[-1:]
         self._graphs: Graphs | None = None
         self._step_sizes = sent([dt for _, dt in decoder.euler_times], decoder.noise.device, torch.float32)
         self._prepared: dict[Bucket, StepInputs] = {}
+        self._prepared_passes: dict[EncoderShape, EncoderInputs] = {}
 
     def take(self, table: PageTable, n_tokens: int, *, is_last: bool) -> tuple[KeptPage, ...]:
         # All of the block's pages at once: a block that has begun can be finished, and only new blocks are refused.
         return self.pages.take(0 if is_last else n_tokens // BLOCK_TOKENS)
 
     def encoder_batch_key(self, block: BlockInput) -> Hashable:
-        # Pasts of different lengths are one batch, but none is padded to more than twice its own length.
-        return block.n_tokens, block.is_last, len(block.table.pages).bit_length()
+        # Pasts of different lengths are one batch, but a long one is not padded to more than about twice its length.
+        return block.n_tokens, block.is_last, _padded_pages(max(len(block.table.pages), PREPARED_PAGES[0]))
 
-    def encoder_context(
-        self, tables: Sequence[PageTable], new: Sequence[tuple[KeptPage, ...]], n_tokens: int
-    ) -> EncoderContext:
-        pasts = [cast("tuple[DevicePage, ...]", table.pages) for table in tables]
-        return EncoderBatch(self.pages.encoder, pasts, cast("Sequence[tuple[DevicePage, ...]]", new))
+    def encode(self, blocks: Sequence[BlockInput], new: Sequence[tuple[KeptPage, ...]], ids: Tensor) -> Tensor:
+        n_pages = max(len(block.table.pages) for block in blocks)
+        inputs = self._encoder_inputs(len(blocks), n_pages, blocks[0].n_tokens, is_last=blocks[0].is_last)
+        inputs.fill(blocks, new, ids)
+        self._run(inputs.name, self._encoder_work(inputs))
+        # Cloned: the next batch of this shape is computed in the same memory.
+        return inputs.mu[: len(blocks)].clone()
 
     def step_batches(self, blocks: Sequence[FlowBlock]) -> list[list[FlowBlock]]:
         batches: dict[int, list[FlowBlock]] = {}
@@ -93,11 +105,7 @@ class DeviceBackend:
         n_pages = max(len(block.past or ()) for block in blocks)
         inputs = self._inputs(_power_of_two(len(blocks)), n_frames, n_pages)
         inputs.fill(blocks)
-        work = self._work(inputs)
-        if self._graphs is None:
-            work()
-        else:
-            self._graphs.run(inputs.name, work)
+        self._run(inputs.name, self._work(inputs))
         # Cloned: the next batch of this bucket is computed in the same memory.
         after = inputs.x_after.clone()
         for block, x in zip(blocks, after[:, None].unbind(0), strict=False):
@@ -108,11 +116,11 @@ class DeviceBackend:
     def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
         """Record the most frequent batches, if the device records. A warm-up that was broken off can be repeated."""
         if graphs is not self._graphs:
-            self._graphs, self._prepared = graphs, {}
+            self._graphs, self._prepared, self._prepared_passes = graphs, {}, {}
         n_most = _power_of_two(n_streams)
         # The largest first: the smaller ones then use the memory that it took.
         counts = [1 << i for i in reversed(range(n_most.bit_length()))]
-        for n_pages in reversed(PREPARED_PAGES):
+        for n_pages in reversed(self._step_pages):
             for n_frames in reversed(PREPARED_FRAMES):
                 for n in counts:
                     bucket = n, n_frames, n_pages
@@ -125,6 +133,24 @@ class DeviceBackend:
                     inputs.fill([])
                     graphs.prepare(inputs.name, self._work(inputs))
                     self._prepared[bucket] = inputs
+        for n_pages in reversed(PREPARED_PAGES):
+            for n in counts:
+                shape = n, n_pages, BLOCK_TOKENS, False
+                if shape in self._prepared_passes:
+                    continue
+                check_wanted()
+                if not graphs.records:
+                    return
+                of_pass = EncoderInputs(shape, self._encoder)
+                of_pass.fill([], [], None)
+                graphs.prepare(of_pass.name, self._encoder_work(of_pass))
+                self._prepared_passes[shape] = of_pass
+
+    def _run(self, name: Hashable, work: Callable[[], None]) -> None:
+        if self._graphs is None:
+            work()
+        else:
+            self._graphs.run(name, work)
 
     def _inputs(self, n_streams: int, n_frames: int, n_pages: int) -> StepInputs:
         """The inputs of the smallest bucket that was prepared, or else of the smallest bucket."""
@@ -146,6 +172,60 @@ class DeviceBackend:
             inputs.x_after.copy_(x + step_sizes.index_select(0, k)[:, None, None] * velocity)
 
         return work
+
+    def _encoder_inputs(self, n_streams: int, n_pages: int, n_tokens: int, *, is_last: bool) -> EncoderInputs:
+        """The inputs of the smallest pass that was prepared, or else of a pass without padding."""
+        for n in (size for size in PREPARED_PAGES if size >= n_pages):
+            shape = _power_of_two(n_streams), n, n_tokens, is_last
+            if shape in self._prepared_passes:
+                return self._prepared_passes[shape]
+        return EncoderInputs((n_streams, n_pages, n_tokens, is_last), self._encoder)
+
+    def _encoder_work(self, inputs: EncoderInputs) -> Callable[[], None]:
+        """One pass of the encoder over `inputs`."""
+        encoder, memory = self._encoder, self.pages.encoder
+
+        def work() -> None:
+            n_missing, continues = inputs.counts
+            context = EncoderBatch(memory, n_missing, continues, inputs.past, inputs.new)
+            inputs.mu.copy_(encoder.mu(encoder.encode(inputs.ids, inputs.ahead, context)))
+
+        return work
+
+
+class EncoderInputs:
+    """The tensors that a pass of the encoder reads and writes."""
+
+    def __init__(self, shape: EncoderShape, encoder: FlowEncoder) -> None:
+        self.n_streams, self.n_pages, n_tokens, is_last = shape
+        self.name = ("flow encoder", *shape)
+        tokens = encoder.tokens
+        self.n_new = 0 if is_last else n_tokens // BLOCK_TOKENS
+        n_columns = 2 + self.n_pages + self.n_new
+        self._numbers = tokens.new_zeros(self.n_streams, n_columns, dtype=torch.int64)
+        self.counts = self._numbers[:, :2].unbind(1)
+        """See `EncoderBatch`, also for `past` and `new`."""
+        self.past, self.new = torch.split(self._numbers[:, 2:], [self.n_pages, self.n_new], dim=1)
+        n_ids = n_tokens + (0 if is_last else LOOKAHEAD_TOKENS)
+        self._all_ids = tokens.new_zeros(self.n_streams, n_ids, dtype=torch.int64)
+        self.ids, self.ahead = self._all_ids[:, :n_tokens], None if is_last else self._all_ids[:, n_tokens:]
+        self.mu = tokens.new_zeros(self.n_streams, n_tokens * FRAMES_PER_TOKEN, encoder.config.d_out)
+
+    def fill(self, blocks: Sequence[BlockInput], new: Sequence[tuple[KeptPage, ...]], ids: Tensor | None) -> None:
+        """The blocks, the pages that they fill, and `ids` as of `FlowBackend.encode`; the other rows are spare."""
+        rows = []
+        for block, filled in zip(blocks, new, strict=True):
+            seen, kept = (
+                [page.encoder_row for page in cast("tuple[DevicePage, ...]", pages)]
+                for pages in (block.table.pages, filled)
+            )
+            n_missing = self.n_pages - len(seen)
+            rows.append([n_missing, seen[-1] if seen else ZERO_PAGE, *[ZERO_PAGE] * n_missing, *seen, *kept])
+        spare = [self.n_pages, ZERO_PAGE, *[ZERO_PAGE] * self.n_pages, *[SCRATCH_PAGE] * self.n_new]
+        rows += [spare] * (self.n_streams - len(blocks))
+        self._numbers.copy_(sent(rows, self._numbers.device))
+        if ids is not None:
+            self._all_ids[: len(ids)] = ids
 
 
 class StepInputs:

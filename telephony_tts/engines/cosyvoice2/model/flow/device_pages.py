@@ -4,7 +4,9 @@
     DevicePage       a page that a stream, a voice or a block under way holds
     PassMemory       the pool's part for one kind of pass, the encoder's or the estimator's: one row per page and pass
     EncoderBatch     the pages of several streams during one pass of the encoder
-    EstimatorBatch   the same for one pass of the estimator, as work that a graph can record
+    EstimatorBatch   the same for one pass of the estimator
+
+Both batches are made from numbers on the device alone, so that a graph can record all that is done with them.
 
 A page is free again when the last stream that refers to it is dropped. It is not cleared: a new owner writes all of it
 before the page is in any table. Two pages belong to no stream, and each has one row in each memory. `ZERO_PAGE` holds
@@ -23,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
@@ -130,44 +131,31 @@ class EncoderBatch:
     and an old one is the same in every row.
     """
 
-    def __init__(
-        self, memory: PassMemory, pasts: Sequence[Sequence[DevicePage]], new_pages: Sequence[Sequence[DevicePage]]
-    ) -> None:
-        """`pasts`: each stream's pages so far; `new_pages`: the pages to be filled, equally many for each stream.
+    def __init__(self, memory: PassMemory, n_missing: Tensor, continues: Tensor, past: Tensor, new: Tensor) -> None:
+        """All arguments are int64.
 
-        Without new pages nothing is kept: the tokens are the last of their streams.
+        n_missing, continues [S]: pages of padding in each past, and the row whose left contexts the tokens continue.
+        past [S, P]: the rows of each past behind its padding. new [S, n / 25]: the rows to be filled; with [S, 0]
+        nothing is kept, because the tokens are the last of their streams.
         """
         self._memory = memory
-        longest = max(len(past) for past in pasts)
-        n_new = len(new_pages[0])
-        self.n_past = longest * BLOCK_TOKENS
-        numbers = [
-            [longest - len(past)]
-            + [past[-1].encoder_row if past else ZERO_PAGE]
-            + [ZERO_PAGE] * (longest - len(past))
-            + [page.encoder_row for page in (*past, *new)]
-            for past, new in zip(pasts, new_pages, strict=True)
-        ]
-        n_missing, last, table, new_rows = torch.split(
-            sent(numbers, memory.contexts.device), [1, 1, longest, n_new], dim=1
-        )
-        self._n_missing = n_missing if len({len(past) for past in pasts}) > 1 else None
-        """[S, 1]: blocks of padding in each past; None if there is no padding."""
-        self._new_rows = new_rows
+        self.n_past = past.shape[1] * BLOCK_TOKENS
+        self._n_missing, self._new_rows = n_missing, new
         # Where attention reads the past, in its order, so that gathering is the only copy: [2, S, H, pages].
         n_rows, n_heads = memory.contexts.shape[0], memory.layout.n_heads
-        two, heads = (torch.arange(n, device=table.device) for n in (2, n_heads))
-        self._gather = (two[:, None, None, None] * n_heads + heads[:, None]) * n_rows + table[:, None]
-        self._before = memory.contexts_of(last[:, 0])
+        two, heads = (torch.arange(n, device=past.device) for n in (2, n_heads))
+        self._gather = (two[:, None, None, None] * n_heads + heads[:, None]) * n_rows + past[:, None]
+        self._before = memory.contexts_of(continues)
         self._after = list(self._before)
 
     def mask(self, n: int, rate: int) -> Tensor | None:
         device = self._new_rows.device
         causal = block_mask(self.n_past * rate, n, BLOCK_TOKENS * rate, device)
-        if self._n_missing is None:
+        if not self.n_past:
             return causal
+        # Also if no past is padded: that depends on numbers of the device, which the host does not know.
         n_keys = self.n_past * rate + n
-        present = torch.arange(n_keys, device=device) >= self._n_missing * (BLOCK_TOKENS * rate)
+        present = torch.arange(n_keys, device=device) >= self._n_missing[:, None] * (BLOCK_TOKENS * rate)
         present = present.repeat_interleave(self._memory.layout.n_heads, dim=0)[:, None]
         return present if causal is None else present & causal
 
@@ -199,8 +187,7 @@ class EncoderBatch:
 class EstimatorBatch:
     """What S blocks of up to T frames see during one pass of the estimator, as rows of S * n_branches.
 
-    No frame of a block attends to padding. It is made from numbers on the device alone, so that a graph can record all
-    that is done with it.
+    No frame of a block attends to padding.
     """
 
     def __init__(self, memory: PassMemory, n_past: Tensor, n_frames: Tensor, ends: Tensor, table: Tensor) -> None:
@@ -221,6 +208,8 @@ class EstimatorBatch:
         # The same for both branches of a block.
         self._n_past, self._n_frames = (n.repeat_interleave(layout.n_rows) for n in (n_past, n_frames))
         self._mask: Tensor | None = None
+        self._ends: dict[int, Tensor] = {}
+        """For each length of a left context: the indices of each block's last frames."""
 
     def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
         """qkv [S * n_branches, T, 3 * H * D] -> [S * n_branches, T, H * D]"""
@@ -248,9 +237,10 @@ class EstimatorBatch:
         """As in `ConvolutionContext`. The context of the next block is read at the block's end, before its padding."""
         n_rows, n, d = x.shape
         x = torch.cat([self._before[slot], x], dim=1)
-        first = torch.arange(n_rows, device=x.device) * (n + n_left) + self._n_frames
-        last = first[:, None] + torch.arange(n_left, device=x.device)
-        self._after[slot] = x.flatten(0, 1).index_select(0, last.flatten()).view(n_rows, n_left, d)
+        if n_left not in self._ends:
+            first = torch.arange(n_rows, device=x.device) * (n + n_left) + self._n_frames
+            self._ends[n_left] = (first[:, None] + torch.arange(n_left, device=x.device)).flatten()
+        self._after[slot] = x.flatten(0, 1).index_select(0, self._ends[n_left]).view(n_rows, n_left, d)
         return x
 
     def windows(self, x: Tensor, slot: int, kernels: ModuleType) -> Tensor:

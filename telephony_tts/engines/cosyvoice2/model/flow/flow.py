@@ -249,11 +249,8 @@ class Flow:
         mu, cond = list(x), list(x)  # of blocks without tokens, which have no frames
         for members in batches.values():
             batch = [inputs[i] for i in members]
-            context = self.backend.encoder_context(
-                [each.table for each in batch], [new[i] for i in members], batch[0].n_tokens
-            )
-            ids, ahead = _ids(batch, self.encoder.tokens.device)
-            mus, conds = self.encoder.mu(self.encoder.encode(ids, ahead, context)), _conditions(batch)
+            ids = _ids(batch, self.encoder.tokens.device)
+            mus, conds = self.backend.encode(batch, [new[i] for i in members], ids), _conditions(batch)
             for row, i in enumerate(members):
                 mu[i], cond[i] = mus[row : row + 1], conds[row : row + 1]
         blocks, n_steps = [], self.decoder.n_steps
@@ -297,16 +294,15 @@ def _input_of(request: BlockRequest) -> BlockInput:
     )
 
 
-def _ids(batch: Sequence[BlockInput], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Blocks of n tokens each -> ids [S, n], and the ids ahead [S, 3] unless they are the last blocks."""
+def _ids(batch: Sequence[BlockInput], device: torch.device) -> Tensor:
+    """The ids of blocks of equal length, and the 3 ids ahead unless they are the last blocks."""
     new_ids = [item for each in batch for item in each.new_ids]
     parts = [each.prompt_ids for each in batch]
     if new_ids:
         # One transfer for all streams.
         on_device = torch.split(sent(new_ids, device), [len(each.new_ids) for each in batch])
         parts = [part for pair in zip(parts, on_device, strict=True) for part in pair]
-    ids, n = torch.cat(parts).view(len(batch), -1), batch[0].n_tokens
-    return ids[:, :n], None if batch[0].is_last else ids[:, n:]
+    return torch.cat(parts).view(len(batch), -1)
 
 
 def _conditions(batch: Sequence[BlockInput]) -> Tensor:

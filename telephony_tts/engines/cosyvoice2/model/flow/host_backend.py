@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import cast
 
+from torch import Tensor
+
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import (
@@ -17,7 +19,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.host_pages import (
 )
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
-from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
 from telephony_tts.engines.cosyvoice2.model.flow.unconditional_start import UnconditionalStart
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
@@ -29,7 +30,7 @@ class HostBackend:
     def __init__(self, encoder: FlowEncoder, decoder: FlowDecoder) -> None:
         estimator = decoder.estimator
         weights = estimator.time_1.weight
-        self._decoder = decoder
+        self._encoder, self._decoder = encoder, decoder
         self._n_steps = decoder.n_steps
         self._encoder_storage = PassStorage(encoder.layout(), encoder.tokens, encoder.tokens.dtype, ENCODER_PIECE)
         self._step_storage = PassStorage(estimator.layout(), weights, estimator.dtype, STEP_PIECE)
@@ -45,13 +46,13 @@ class HostBackend:
     def encoder_batch_key(self, block: BlockInput) -> Hashable:
         return id(block)
 
-    def encoder_context(
-        self, tables: Sequence[PageTable], new: Sequence[tuple[KeptPage, ...]], n_tokens: int
-    ) -> EncoderContext:
-        ((table,), ((page,),)) = tables, new
-        past, page = cast("tuple[HostPage, ...]", table.pages), cast(HostPage, page)
-        sizes = table.n_tokens, page.n_copied, n_tokens
-        return HostPass(self._encoder_storage, [each.encoder for each in past], page.encoder, sizes)
+    def encode(self, blocks: Sequence[BlockInput], new: Sequence[tuple[KeptPage, ...]], ids: Tensor) -> Tensor:
+        ((block,), ((page,),)) = blocks, new
+        past, page = cast("tuple[HostPage, ...]", block.table.pages), cast(HostPage, page)
+        sizes = block.table.n_tokens, page.n_copied, block.n_tokens
+        context = HostPass(self._encoder_storage, [each.encoder for each in past], page.encoder, sizes)
+        ahead = None if block.is_last else ids[:, block.n_tokens :]
+        return self._encoder.mu(self._encoder.encode(ids[:, : block.n_tokens], ahead, context))
 
     def step_batches(self, blocks: Sequence[FlowBlock]) -> list[list[FlowBlock]]:
         return []

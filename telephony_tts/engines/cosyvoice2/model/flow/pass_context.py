@@ -32,7 +32,7 @@ class ConvolutionContext(Protocol):
 class EncoderContext(ConvolutionContext, Protocol):
     @property
     def n_past(self) -> int:
-        """Tokens before the new ones; with several streams, of the longest past."""
+        """Tokens before the new ones; in a batch, of the longest past with its padding."""
 
     def mask(self, n: int, rate: int) -> Tensor | None:
         """Which of all positions each of the `n` new ones sees, at `rate` positions per token: True where visible.
