@@ -42,6 +42,7 @@ def _pretend() -> None:
     speech_model.MAX_POSITIONS = 512
     device_backend.PREPARED_PAGES = (8,)  # type: ignore[assignment]
     recorded.MOST_ROWS = 2
+    recorded.END_FRAMES, device_backend.END_TOKENS = range(6, 7), range(3, 4)
 
     class PretendedGpu(devices.CpuDevice):
         name = "pretend:0"

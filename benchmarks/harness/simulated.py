@@ -26,6 +26,7 @@ from telephony_tts.engines.cosyvoice2.core.jobs import Job, vocoded_size
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Lane,
     Need,
+    OwedWork,
     Plan,
     Slots,
     Stage,
@@ -369,10 +370,10 @@ class Simulation:
         """Give out first audio that lasts long enough now."""
         jobs = [said.job for said in self.live.values() if not said.job.is_over]
         works = {job: job.pending_work(self.ahead, N_EULER) for job in jobs}
+        costs = self.counters.costs if len(jobs) != 1 else self.counters.alone_prices(jobs[0].is_drawing)
+        owed = OwedWork((work for work in works.values() if work is not None), costs)
         for job, work in works.items():
-            others = [each for other, each in works.items() if other is not job and each is not None]
-            costs = self.counters.costs if others else self.counters.alone_prices(job.is_drawing)
-            if job.first_audio and job.may_be_heard(work, costs, others, len(self.lanes), self.now_ns):
+            if job.first_audio and job.may_be_heard(work, owed, len(self.lanes), self.now_ns):
                 self._give_out(job, [])
 
     def _stepped(self, job: Job, under_way: OpenBlock) -> None:

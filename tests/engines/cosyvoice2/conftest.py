@@ -18,6 +18,8 @@ from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint import random_300m, random_checkpoint
 from telephony_tts.engines.cosyvoice2.device import lm_steps
 from telephony_tts.engines.cosyvoice2.hosting import loading, process_host
+from telephony_tts.engines.cosyvoice2.model.flow import device_backend
+from telephony_tts.engines.cosyvoice2.model.vocoder import recorded
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 FEW_LAYERS: dict[str, Any] = {"res_kernels": (3, 7), "res_dilations": (1, 3)}
@@ -38,6 +40,13 @@ def one_thread() -> Iterator[None]:
 def batches_end_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine would end a batch of ids earlier, and a core would make other steps than the time before."""
     monkeypatch.setattr(lm_steps, "MOST_AHEAD_NS", NS_PER_S * 3600)
+
+
+@pytest.fixture(autouse=True)
+def no_ends_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph for each length that an utterance's last block can have takes minutes on the pretended device."""
+    monkeypatch.setattr(device_backend, "END_TOKENS", range(0))
+    monkeypatch.setattr(recorded, "END_FRAMES", range(0))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,15 @@ from telephony_tts.engines.cosyvoice2.core.orders import (
     UtteranceEnded,
 )
 from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices, VoiceBuild
-from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Need, Slots, Stage, new_stream_delay_ns, plan
+from telephony_tts.engines.cosyvoice2.core.scheduler import (
+    Lane,
+    Need,
+    OwedWork,
+    Slots,
+    Stage,
+    new_stream_delay_ns,
+    plan,
+)
 from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, Stream
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
@@ -417,12 +425,12 @@ class Core:
         """Give out first audio that was held back and lasts long enough now."""
         per = self.ahead, self.runner.n_flow_steps
         works = {job: job.pending_work(*per) for job in self._jobs.values() if not job.is_over}
+        costs = self.counters.costs
+        if self._idle.can_help and len(works) == 1:
+            costs = self.counters.alone_prices(next(iter(works)).is_drawing)
+        owed = OwedWork((work for work in works.values() if work is not None), costs)
         for job, work in works.items():
-            costs = self.counters.costs
-            if self._idle.can_help and len(works) == 1:
-                costs = self.counters.alone_prices(job.is_drawing)
-            others = [each for other, each in works.items() if other is not job and each is not None]
-            if job.first_audio and job.may_be_heard(work, costs, others, max(1, self._n_lanes), now_ns):
+            if job.first_audio and job.may_be_heard(work, owed, max(1, self._n_lanes), now_ns):
                 self._give_out(job, [], now_ns)
 
     def _give_out(self, job: Job, chunks: Sequence[Chunk], now_ns: int) -> None:

@@ -82,10 +82,12 @@ class Counters:
 
 
 def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: float, share: float) -> None:
-    """Take a batch into the running means, with the weight `share`."""
+    """Take a batch into the running means, with the weight `share`. In the mean of rows, each row has that weight: a
+    device computes many rows for little more than one, and a few batches of one row would hide that."""
     batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
+    of_rows = 1 - (1 - share) ** n_rows
     costs[stage] = BatchCost(
-        batch_ns + share * (spent_ns - batch_ns), row_ns + share * (spent_ns / n_rows - row_ns)
+        batch_ns + share * (spent_ns - batch_ns), row_ns + of_rows * (spent_ns / n_rows - row_ns)
     )
 
 

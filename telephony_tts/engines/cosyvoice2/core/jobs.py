@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    BatchCost,
     Need,
+    OwedWork,
     PendingWork,
     Stage,
     due_after_ns,
-    time_to_audio_ns,
 )
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
 from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
@@ -136,24 +135,17 @@ class Job:
         is_unfed = piece is self.stream.piece and self.track is None
         return PendingWork(self.due_ns, (int(is_unfed), n_missing, n_flow_steps, piece.next_size))
 
-    def may_be_heard(
-        self,
-        work: PendingWork | None,
-        costs: Mapping[Stage, BatchCost],
-        others: Sequence[PendingWork] = (),
-        n_lanes: int = 1,
-        now_ns: int = 0,
-    ) -> bool:
+    def may_be_heard(self, work: PendingWork | None, owed: OwedWork, n_lanes: int = 1, now_ns: int = 0) -> bool:
         """Whether its first audio lasts until the next comes, so that its listener hears no gap.
 
-        `work`: until the next audio, None if there is none to wait for; `others`: that of the other active streams, in
-        `n_lanes` lanes. `costs`: recent prices of batches.
+        `work`: until the next audio, None if there is none to wait for; `owed`: that of all active streams, in
+        `n_lanes` lanes, at recent prices of batches.
         """
         if work is None:
             return True
         n_samples = sum(len(chunk.pcm) for chunk in self.first_audio)
         dry_ns = due_after_ns(now_ns, n_samples, self.stream.family.sample_rate_hz)
-        needed_ns = time_to_audio_ns(replace(work, due_ns=dry_ns), others, costs, n_lanes)
+        needed_ns = owed.time_to_audio_ns(work, dry_ns, n_lanes)
         return now_ns + needed_ns * NEXT_AUDIO_MARGIN <= dry_ns
 
     def record_audio(self, n_samples: int, now_ns: int) -> None:

@@ -15,9 +15,11 @@ one batch of every stage if a device computes them all for about the price of on
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from telephony_tts.clock import NS_PER_MS
@@ -107,17 +109,28 @@ def new_stream_delay_ns(pending: Iterable[PendingWork], costs: Mapping[Stage, Ba
     return 0
 
 
-def time_to_audio_ns(
-    own: PendingWork, others: Iterable[PendingWork], costs: Mapping[Stage, BatchCost], n_lanes: int
-) -> float:
-    """The time until a stream gets its next audio, if `others` are active too.
+class OwedWork:
+    """The pending work of all active streams, to be asked many times."""
 
-    Its own batches run one after the other. Work of the others that is due before takes its share of the lanes.
-    """
-    cost = [costs.get(stage, BatchCost()) for stage in Stage]
-    earlier = [own, *(work for work in others if work.due_ns <= own.due_ns)]
-    rows_ns = sum(n * cost[stage].row_ns for work in earlier for stage, n in enumerate(work.n_batches))
-    return max(rows_ns / n_lanes, sum(n * cost[stage].batch_ns for stage, n in enumerate(own.n_batches)))
+    def __init__(self, works: Iterable[PendingWork], costs: Mapping[Stage, BatchCost]) -> None:
+        self._cost = [costs.get(stage, BatchCost()) for stage in Stage]
+        by_due = sorted(works, key=lambda work: work.due_ns)
+        self._due_ns = [work.due_ns for work in by_due]
+        self._sums_ns = list(accumulate((self._rows_ns(work) for work in by_due), initial=0.0))
+
+    def time_to_audio_ns(self, own: PendingWork, due_ns: int, n_lanes: int) -> float:
+        """The time until a stream gets its next audio, if that is due at `due_ns`. `own` is among the works.
+
+        Its own batches run one after the other. Work of the others that is due before takes its share of the lanes.
+        """
+        rows_ns = self._sums_ns[bisect_right(self._due_ns, due_ns)]
+        if own.due_ns > due_ns:
+            rows_ns += self._rows_ns(own)
+        alone_ns = sum(n * cost.batch_ns for n, cost in zip(own.n_batches, self._cost, strict=True))
+        return max(rows_ns / n_lanes, alone_ns)
+
+    def _rows_ns(self, work: PendingWork) -> float:
+        return sum(n * cost.row_ns for n, cost in zip(work.n_batches, self._cost, strict=True))
 
 
 def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 0, new_delay_ns: int = 0) -> Plan:
@@ -126,7 +139,9 @@ def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 
     `n_drawing`: streams whose ids are not all drawn. `new_delay_ns`: how much later new streams are due.
 
     The later stage of a stream comes first, because it is heard sooner. A decode step that can wait for all its streams
-    waits until it has as many of them as possible, or the lane has no other work: a row costs little in a batch.
+    waits until it has as many of them as possible, or the lane has no other work: a row costs little in a batch. Where
+    prompts are fed together, those of new streams are fed before the ids of a new stream are drawn: all then share the
+    steps that follow, and nobody waits until the ones before are heard.
     """
     delay_ns = (0, new_delay_ns)
     queue = sorted(needs, key=lambda need: (need.due_ns + delay_ns[need.is_new], need.key, -need.stage))
@@ -136,10 +151,14 @@ def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 
     decode = [need for need in queue if need.stage is Stage.DECODE]
     if all(need.can_wait for need in decode) and len({need.key for need in decode}) < min(n_drawing, sizes.decode):
         queue = [need for need in queue if need.stage is not Stage.DECODE] or queue
-    preferred = [need for need in queue if need.stage in lane.value]
-    for need in preferred or queue:
-        return {need.stage: _batch(queue, need.stage, sizes)}
-    return {}
+    preferred = [need for need in queue if need.stage in lane.value] or queue
+    if not preferred:
+        return {}
+    stage = preferred[0].stage
+    if stage is Stage.DECODE and preferred[0].is_new and sizes.prefill > 1:
+        feeds = any(need.stage is Stage.PREFILL and need.is_new for need in queue)
+        stage = Stage.PREFILL if feeds else stage
+    return {stage: _batch(queue, stage, sizes)}
 
 
 def _batch(queue: Sequence[Need], stage: Stage, sizes: BatchSizes) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, che
 from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
-SIZES = 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096
+SIZES = 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584
 """Positions to which all prompts of a batch are padded."""
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
-def sent(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def sent(
+    numbers: Sequence[Any] | NDArray[np.int64], device: torch.device, dtype: torch.dtype = torch.int64
+) -> Tensor:
     """A tensor of `numbers` on the device. Nested lists must be of equal lengths. The copy may still be under way."""
     here = torch.tensor(numbers, dtype=dtype)
     if device.type == "cuda":

@@ -9,6 +9,7 @@
     attend_pages       frames of the flow attend to pages and to their own block, and their keys and values are stored
     windows            the neighbours of each frame, for a causal convolution as one product
     norm_mish          what follows that product
+    snake              the vocoder's activation
 
 Each reads its arguments on the device alone, so graphs can record it. All sums are in float32. Products of float32 are
 exact, without TF32. Triton comes with every PyTorch for CUDA; without it, or with `TELEPHONY_TTS_TRITON=0`, PyTorch's
@@ -133,7 +134,7 @@ def _attend_slots(
 ):  # fmt: skip
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group: tl.constexpr = n_heads // n_kv
-    position, slot = tl.load(positions + row), tl.load(slots + row)
+    position, slot = tl.load(positions + row).to(tl.int32), tl.load(slots + row)
     member, channel = tl.arange(0, n_rows), tl.arange(0, d)
     inside = (member < group)[:, None]
     of_group = (kv_head * group + member)[:, None] * d + channel[None, :]
@@ -256,7 +257,8 @@ def _attend_pages(
     n_heads: tl.constexpr, d: tl.constexpr, page: tl.constexpr, n_rows: tl.constexpr, n_keys: tl.constexpr,
 ):  # fmt: skip
     row, head = (tl.program_id(0) // n_heads).to(tl.int64), (tl.program_id(0) % n_heads).to(tl.int64)
-    past, own = tl.load(n_past + row), tl.load(n_frames + row)
+    # Numbers of 32 bits: dividing those of 64 takes long.
+    past, own = tl.load(n_past + row).to(tl.int32), tl.load(n_frames + row).to(tl.int32)
     wide: tl.constexpr = n_heads * d
     frame, channel = tl.program_id(1) * n_rows + tl.arange(0, n_rows), tl.arange(0, d)
     is_frame = (frame < n)[:, None]
@@ -376,4 +378,36 @@ def norm_mish(y: Tensor, weight: Tensor, bias: Tensor, eps: float, added: Tensor
     n, d = y.shape
     out = torch.empty_like(y)
     _norm_mish[(n,)](y, weight, bias, added, out, eps, n // len(added), d, _padded(d))
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ vocoder
+
+
+@triton.jit
+def _snake(
+    x, alpha, inverse, out, batch_stride, row_stride, n_rows,
+    d: tl.constexpr, width: tl.constexpr, n_per: tl.constexpr,
+):  # fmt: skip
+    batch, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * n_per + tl.arange(0, n_per)
+    channel = tl.arange(0, width)
+    inside = (row < n_rows)[:, None] & (channel < d)[None, :]
+    of_row = row[:, None] * row_stride + channel[None, :]
+    value = tl.load(x + batch * batch_stride + of_row, mask=inside, other=0.0).to(tl.float32)
+    rate = tl.load(alpha + channel, mask=channel < d, other=0.0).to(tl.float32)[None, :]
+    share = tl.load(inverse + channel, mask=channel < d, other=0.0).to(tl.float32)[None, :]
+    wave = tl.sin(value * rate)
+    result = (value + wave * wave * share).to(out.dtype.element_ty)
+    tl.store(out + (batch * n_rows + row[:, None]) * d + channel[None, :], result, mask=inside)
+
+
+def snake(x: Tensor, alpha: Tensor, inverse: Tensor) -> Tensor:
+    """x + sin(alpha x)^2 * inverse of x [B, T, C], whose channels lie side by side; alpha, inverse [C]."""
+    n_batch, n_rows, d = x.shape
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    out = torch.empty(x.shape, dtype=alpha.dtype, device=x.device)
+    n_per = max(1, 2048 // _padded(d))
+    grid = (triton.cdiv(n_rows, n_per), n_batch)
+    _snake[grid](x, alpha, inverse, out, x.stride(0), x.stride(1), n_rows, d, _padded(d), n_per)
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from few_steps import FEW_EULER
 from speaking import SENTENCE, Rig, Stepped
 
 from telephony_tts.clock import NS_PER_MS
-from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, PendingWork, Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, OwedWork, PendingWork, Stage
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
@@ -218,7 +217,8 @@ def test_audio_waits_for_what_another_stream_needs_before(stepped: Callable[...,
         work = PendingWork(0, (0, 0, 10, 1))
         costs = {Stage.FLOW: BatchCost(30 * NS_PER_MS, 30 * NS_PER_MS)}
         job.first_audio = job.first_audio or list(it.heard[key])
-        heard_at.append(job.may_be_heard(work, costs, [replace(work, due_ns=0)] * others, 1, 0))
+        owed = OwedWork([work] * (1 + others), costs)
+        heard_at.append(job.may_be_heard(work, owed, 1, 0))
     assert heard_at == [True, False]
 
 

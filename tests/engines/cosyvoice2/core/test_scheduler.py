@@ -23,6 +23,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
     BatchCost,
     Lane,
     Need,
+    OwedWork,
     PendingWork,
     Plan,
     Slots,
@@ -30,7 +31,6 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
     due_after_ns,
     lanes,
     plan,
-    time_to_audio_ns,
 )
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import CPU, DEFAULT, UPSTREAM, Profile
@@ -441,6 +441,24 @@ def test_audio_is_over_after_its_duration() -> None:
     assert due_after_ns(5 * NS_PER_S, 36_000, 24_000) == 5 * NS_PER_S + 1500 * NS_PER_MS
 
 
+WIDE = BatchSizes(prefill=2, decode=8, flow=8, vocode=8)
+
+
+def test_new_prompts_are_fed_before_ids_are_drawn_where_prompts_are_fed_together() -> None:
+    """Else the first stream would be heard before the next one is begun: each step takes as long for one as for all."""
+    drawing = Need(1, Stage.DECODE, 0, is_new=True)
+    waiting = [Need(key, Stage.PREFILL, key, is_new=True) for key in (2, 3, 4)]
+    assert plan([drawing, *waiting], Lane.ALL, WIDE, 4) == {Stage.PREFILL: (2, 3)}
+    # Not on a CPU, where each prompt takes its own time;
+    assert plan([drawing, *waiting], Lane.ALL, BatchSizes(), 4) == {Stage.DECODE: (1,)}
+    # not before a stream that is heard already, or for one that follows speech;
+    assert plan([replace(drawing, is_new=False), *waiting], Lane.ALL, WIDE, 4) == {Stage.DECODE: (1,)}
+    assert plan([drawing, replace(waiting[0], is_new=False)], Lane.ALL, WIDE, 2) == {Stage.DECODE: (1,)}
+    # and not between the steps of the flow, which the new ones could share only when their ids are drawn.
+    flow = Need(1, Stage.FLOW, 0, is_new=True)
+    assert plan([flow, *waiting], Lane.ALL, WIDE, 4) == {Stage.FLOW: (1,)}
+
+
 COSTS = {Stage.DECODE: BatchCost(12.0, 6.0), Stage.FLOW: BatchCost(40.0, 40.0), Stage.VOCODE: BatchCost(100.0, 100.0)}
 
 
@@ -460,4 +478,7 @@ def test_the_next_audio_waits_for_streams_that_are_due_before(
     others: list[PendingWork], n_lanes: int, expected: float
 ) -> None:
     own = PendingWork(2_000, (0, 25, 10, 1))
-    assert time_to_audio_ns(own, others, COSTS, n_lanes) == expected
+    owed = OwedWork([own, *others], COSTS)
+    assert owed.time_to_audio_ns(own, 2_000, n_lanes) == expected
+    # Its own work counts also if it is asked for an earlier time than that at which it is due.
+    assert owed.time_to_audio_ns(own, 1_500, n_lanes) == expected

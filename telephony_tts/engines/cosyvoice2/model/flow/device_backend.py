@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
@@ -47,9 +49,14 @@ MOST_FRAMES = 8 * BLOCK_FRAMES
 """Longer blocks, such as a voice's, and blocks with more past than `PAGES`, go alone."""
 PREPARED_FRAMES = BLOCK_FRAMES, MIXED_FRAMES
 PREPARED_PAGES = 8, 16, 32
+END_TOKENS = range(LOOKAHEAD_TOKENS, BLOCK_TOKENS + LOOKAHEAD_TOKENS)
+"""Tokens of an utterance's last block: what is left when another block and its lookahead do not fit."""
+MOST_ENDS = 2
+"""Few ends come at once: a pass of the encoder over more of them is not recorded."""
 N_COUNTS = 6
 """Numbers of a block beside its pages, see `StepInputs.counts`."""
 
+IntArray = NDArray[np.int64]
 Bucket = tuple[int, int, int]
 """S, T and P."""
 EncoderShape = tuple[int, int, int, bool]
@@ -133,18 +140,20 @@ class DeviceBackend:
                     inputs.fill([])
                     graphs.prepare(inputs.name, self._work(inputs))
                     self._prepared[bucket] = inputs
-        for n_pages in reversed(PREPARED_PAGES):
-            for n in counts:
-                shape = n, n_pages, BLOCK_TOKENS, False
-                if shape in self._prepared_passes:
-                    continue
-                check_wanted()
-                if not graphs.records:
-                    return
-                of_pass = EncoderInputs(shape, self._encoder)
-                of_pass.fill([], [], None)
-                graphs.prepare(of_pass.name, self._encoder_work(of_pass))
-                self._prepared_passes[shape] = of_pass
+        whole = [(n, n_pages, BLOCK_TOKENS, False) for n_pages in reversed(PREPARED_PAGES) for n in counts]
+        ends = [
+            (n, PREPARED_PAGES[-1], n_tokens, True) for n in counts if n <= MOST_ENDS for n_tokens in END_TOKENS
+        ]
+        for shape in (*whole, *ends):
+            if shape in self._prepared_passes:
+                continue
+            check_wanted()
+            if not graphs.records:
+                return
+            of_pass = EncoderInputs(shape, self._encoder)
+            of_pass.fill([], [], None)
+            graphs.prepare(of_pass.name, self._encoder_work(of_pass))
+            self._prepared_passes[shape] = of_pass
 
     def _run(self, name: Hashable, work: Callable[[], None]) -> None:
         if self._graphs is None:
@@ -242,6 +251,11 @@ class StepInputs:
         """[6, S], for each stream: the Euler step; frames of its past; frames of the block; the first of them among the
         frames of all streams; the row whose left contexts it continues; the row that keeps its own."""
         self.table = self._numbers[N_COUNTS * self.n_streams :].view(self.n_streams, n_columns)
+        self._here = np.zeros(self._numbers.shape, np.int64)
+        """The same on the host"""
+        self._counts_here = self._here[: N_COUNTS * self.n_streams].reshape(N_COUNTS, self.n_streams)
+        self._table_here = self._here[N_COUNTS * self.n_streams :].reshape(self.n_streams, n_columns)
+        self._spare_counts = np.array([[0], [0], [self.n_frames], [0], [ZERO_PAGE], [SCRATCH_PAGE]])
         # The frames of all streams, one stream after the other, behind one frame of zeros that all padding reads.
         n_rows = 1 + self.n_streams * self.n_frames
         self._flat = {
@@ -254,19 +268,22 @@ class StepInputs:
 
     def fill(self, blocks: Sequence[FlowBlock]) -> None:
         """The next Euler step of each block; the other rows are spare."""
-        rows, begin = [], 1
-        for block in blocks:
-            past, new = (cast("tuple[DevicePage, ...]", pages) for pages in (block.past, block.new))
-            n = block.x.shape[1]
-            seen, kept = [page.step_row(block.k) for page in past], [page.step_row(block.k) for page in new]
-            ends = seen[-1] if seen else ZERO_PAGE, kept[-1] if kept else SCRATCH_PAGE
-            rows.append(([block.k, BLOCK_FRAMES * len(past), n, begin, *ends], self._table_row(seen, kept)))
+        counts, table = self._counts_here, self._table_here
+        counts[:] = self._spare_counts
+        table[:, : self.n_pages], table[:, self.n_pages :] = ZERO_PAGE, SCRATCH_PAGE
+        begin = 1
+        for i, block in enumerate(blocks):
+            block.step_rows = block.step_rows or _first_rows(block)
+            seen, kept = block.step_rows
+            k, n, n_seen, n_kept = block.k, block.x.shape[1], len(seen), len(kept)
+            table[i, :n_seen] = seen
+            table[i, :n_seen] += k
+            table[i, self.n_pages : self.n_pages + n_kept] = kept
+            table[i, self.n_pages : self.n_pages + n_kept] += k
+            ends = seen[-1] + k if n_seen else ZERO_PAGE, kept[-1] + k if n_kept else SCRATCH_PAGE
+            counts[:, i] = k, BLOCK_FRAMES * n_seen, n, begin, *ends
             begin += n
-        n_spare = self.n_streams - len(blocks)
-        rows += [([0, 0, self.n_frames, 0, ZERO_PAGE, SCRATCH_PAGE], self._table_row([], []))] * n_spare
-        counts = [number for column in zip(*(counts for counts, _ in rows), strict=True) for number in column]
-        table = [number for _, table_row in rows for number in table_row]
-        self._numbers.copy_(sent(counts + table, self._numbers.device))
+        self._numbers.copy_(sent(self._here, self._numbers.device))
         if not blocks:
             return
         for name, flat in self._flat.items():
@@ -279,11 +296,12 @@ class StepInputs:
         at = (begins[:, None] + t).where(t < n_frames[:, None], 0).flatten()
         return [flat[0].index_select(0, at).view(self.n_streams, self.n_frames, -1) for flat in self._flat.values()]
 
-    def _table_row(self, seen: list[int], kept: list[int]) -> list[int]:
-        """The memory rows of a block's past and of the block, padded."""
-        n_blocks = self.n_frames // BLOCK_FRAMES
-        padding = [ZERO_PAGE] * (self.n_pages - len(seen))
-        return [*seen, *padding, *kept, *[SCRATCH_PAGE] * (n_blocks - len(kept))]
+
+def _first_rows(block: FlowBlock) -> tuple[IntArray, IntArray]:
+    """The memory rows of a block's past, and of the block, in Euler step 0. In step k they are k more."""
+    past, new = (cast("tuple[DevicePage, ...]", pages) for pages in (block.past, block.new))
+    seen, kept = (np.array([page.step_row(0) for page in pages], np.int64) for pages in (past, new))
+    return seen, kept
 
 
 def _whole_blocks(n_frames: int) -> int:

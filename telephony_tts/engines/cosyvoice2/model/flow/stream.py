@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -107,6 +108,8 @@ class FlowBlock:
     """The voice that becomes ready when the block is done."""
     step_failed: bool = False
     """A step of it has failed."""
+    step_rows: Any = None
+    """What `DeviceBackend` keeps from step to step: where its pages lie."""
 
     @property
     def done(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.engines.cosyvoice2.model.kernel_conv import KernelConv
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv, fits
@@ -103,6 +104,10 @@ class Snake:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, C] -> a new tensor [B, T, C] in the dtype of alpha."""
+        kernels = kernels_of(x.device)
+        if kernels is not None:
+            made: Tensor = kernels.snake(x, self.alpha, self.inverse)
+            return made
         wave = sine_(x * self.alpha).square_()
         return torch.addcmul(x, wave, self.inverse, out=wave)
 

@@ -1,19 +1,22 @@
 """The vocoder on a GPU: the most frequent chunks, recorded as graphs (`model.graphs`).
 
 A chunk has about 700 operations, which a GPU computes faster than the host launches them. One graph does all of a batch
-of chunks: pitch, source and decode. There is a graph for each usual `ChunkPlan` and each number of rows. All other
-chunks are computed without a graph: the end of an utterance, and speech that is made faster or slower.
+of chunks: pitch, source and decode. There is a graph for each usual `ChunkPlan` and each number of rows. The end of an
+utterance has a plan for each length, and few ends come at once: there are graphs for few rows. All other chunks are
+computed without a graph: those of speech that is made faster or slower, and utterances of one or two blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import (
@@ -29,6 +32,12 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import SineState, Vo
 
 Computed = tuple[Tensor, Tensor, SineState]
 """The result of a `ChunkStep`."""
+
+_AHEAD_FRAMES = FRAMES_PER_TOKEN * LOOKAHEAD_TOKENS
+END_FRAMES = range(_AHEAD_FRAMES, BLOCK_FRAMES + _AHEAD_FRAMES, FRAMES_PER_TOKEN)
+"""Mel frames of an utterance's last block: what is left when another block and its lookahead do not fit."""
+MOST_ENDS = 2
+"""Rows of a batch of ends that have a graph."""
 
 
 class RecordedChunks:
@@ -50,7 +59,7 @@ class RecordedChunks:
         # The largest first: the smaller ones then use the memory that it took.
         for n in (1 << i for i in reversed(range(n_most.bit_length()))):
             for step, result in usual:
-                if (step.plan, n) in self._recorded:
+                if (step.plan, n) in self._recorded or (step.plan.last and n > MOST_ENDS):
                     continue
                 check_wanted()
                 if not self._graphs.records:
@@ -94,22 +103,27 @@ class RecordedChunk:
 def usual_chunks(vocoder: Vocoder, first_frames: Sequence[int]) -> list[tuple[ChunkStep, Computed]]:
     """A step of each plan that occurs in utterances of silence in blocks, and its result.
 
-    The first block has one of `first_frames`, and each later one `BLOCK_FRAMES`. From the third on the plan is the
-    same.
+    The first block has one of `first_frames`, each later one `BLOCK_FRAMES`, and the last one of `END_FRAMES`. From the
+    third on the plan is the same. Of utterances of three blocks, only those that begin with the first of `first_frames`
+    are usual.
     """
     usual: dict[ChunkPlan, tuple[ChunkStep, Computed]] = {}
+
+    def push(joint: ContinuousJoint, n: int, *, last: bool) -> None:
+        chunk = joint.steps(torch.zeros(1, vocoder.config.d_mel, n, device=vocoder.device), last=last)
+        step = next(chunk)
+        assert isinstance(step, ChunkStep)
+        (result,) = step.run([step])
+        usual.setdefault(step.plan, (step, result))
+        with suppress(StopIteration):
+            chunk.send(result)
+
     for n_first in first_frames:
         noise = CounterNoise(0, vocoder.config.n_harmonics + 1, vocoder.device)
         joint = ContinuousJoint(vocoder, noise)
-        for n in (n_first, BLOCK_FRAMES, BLOCK_FRAMES):
-            mel = torch.zeros(1, vocoder.config.d_mel, n, device=vocoder.device)
-            chunk = joint.steps(mel, last=False)
-            step = next(chunk)
-            assert isinstance(step, ChunkStep)
-            (result,) = step.run([step])
-            usual.setdefault(step.plan, (step, result))
-            try:
-                chunk.send(result)
-            except StopIteration:
-                continue
+        for n_blocks, n in enumerate((n_first, BLOCK_FRAMES, BLOCK_FRAMES), 1):
+            push(joint, n, last=False)
+            if n_blocks == 3 or (n_blocks == 2 and n_first == first_frames[0]):
+                for n_end in END_FRAMES:
+                    push(copy(joint), n_end, last=True)
     return list(usual.values())
