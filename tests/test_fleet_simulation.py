@@ -269,19 +269,18 @@ def test_a_replica_comes_when_its_start_is_over_and_no_earlier() -> None:
 
 
 def test_the_default_target_adds_replicas_before_listeners_hear_gaps() -> None:
-    """A rush in five minutes that begins with one replica. With the target of earlier versions, 0.7, replicas came too
-    late: a replica with no time left reads a load of about 0.5, because short sentences leave the engine while they are
-    still heard."""
+    """A rush in five minutes that begins with one replica. With 0.9 replicas come too late. With 0.7 they did before new
+    prompts were fed together: first audio took 2 s then, and takes 0.7 s now."""
     assert Scaling().target == RaySettings().target_load
     rush = calls(Habits(call_s=60.0), Rush(300.0).arrivals_ns(400, 1), 1)
     row = {}
-    for target in (RaySettings().target_load, 0.7):
+    for target in (RaySettings().target_load, 0.9):
         settings = FleetSettings(H200, 1, start_s=45.0, scaling=Scaling(target, most=40))
         row[target] = figures(ran(settings, rush, make_replica=light_replicas(5, 1)), FREE)
     chosen, late = row.values()
     assert chosen["turns_with_gap_share"] == 0 == chosen["refused_share"]
     assert chosen["first_audio_ms"]["p99"] < 700 and chosen["utilisation"] > 0.6, "and not with idle replicas"
-    assert late["turns_with_gap_share"] > 0.03 and late["first_audio_ms"]["p99"] > 2_000
+    assert late["turns_with_gap_share"] > 0.03 and late["first_audio_ms"]["p99"] > 2 * chosen["first_audio_ms"]["p99"]
 
 
 def test_replicas_leave_when_the_load_is_gone_and_finish_what_they_speak() -> None:

@@ -61,7 +61,7 @@ async def _measure(check: Check, settings: config.Config) -> None:
         await warming.run()
         if warming.turns[0].error is not None:
             raise EngineError(f"the first turn failed: {warming.turns[0].error}")
-        found({"slots": plan.slots, "seconds": seconds})
+        found({"slots": plan.slots, "turn_s": seconds})
     if "start" in part.failed:
         await engine.close()
         return

@@ -105,7 +105,7 @@ def _head(results: ResultFile) -> str:
     if about.get("plan") != "whole" or about.get("size") != "full":
         title += " (a rehearsal: its figures mean nothing)"
     starts = [start for dtype in DTYPES if (start := results.result(f"loads-{dtype}", "start")) is not None]
-    turns = f", turns of {starts[0]['seconds']:g} s, {starts[0]['slots']} slots" if starts else ""
+    turns = f", turns of {starts[0]['turn_s']:g} s, {starts[0]['slots']} slots" if starts else ""
     lines = [
         f"Commit {about.get('commit', '?')}, {about.get('size', '?')} size, random weights{turns}. Closed loop: all "
         "callers begin at once. A load holds if no turn failed and no listener heard a gap of any length.",

@@ -31,7 +31,7 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe, TextT
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
-FLOW_SHARE = 0.6
+FLOW_SHARE = 0.75
 """Share of a GPU's free memory after loading for what the flow keeps. The rest is for what it computes."""
 FLOW_BYTES_ELSEWHERE = 128 << 20
 """Memory for the flow on a device that does not report how much it has."""

@@ -325,11 +325,12 @@ def _windows(
     n_left: tl.constexpr, d: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     at_frame = tl.program_id(0).to(tl.int64)
-    row, frame = at_frame // n, at_frame % n
     channel = tl.arange(0, width)
     inside = channel < d
+    row, frame = at_frame // n, at_frame % n + 0 * channel  # the same number for each channel, as masks are
     ends_after = tl.load(n_frames + row)
-    for i in range(n_left + 1):
+    value = tl.zeros((width,), x.dtype.element_ty)
+    for i in tl.static_range(n_left + 1):
         source = frame + i - n_left
         is_before = source < 0
         of_before = tl.load(
@@ -338,10 +339,10 @@ def _windows(
         of_block = tl.load(x + (row * n + source) * d + channel, mask=inside & (source >= 0), other=0.0)
         value = tl.where(is_before, of_before, of_block)
         tl.store(out + (at_frame * (n_left + 1) + i) * d + channel, value, mask=inside)
-        # The last frames before the padding are the next block's left context.
-        kept = frame - ends_after + n_left
-        is_kept = (i == n_left) & (kept >= 0) & (kept < n_left)
-        tl.store(after + (row * n_left + kept) * d + channel, value, mask=inside & is_kept)
+    # The last frames before the padding are the next block's left context.
+    kept = frame - ends_after + n_left
+    is_kept = (kept >= 0) & (kept < n_left)
+    tl.store(after + (row * n_left + kept) * d + channel, value, mask=inside & is_kept)
 
 
 @triton.jit

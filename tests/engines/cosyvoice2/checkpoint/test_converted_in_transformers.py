@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from peer_packages import run_with
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from vllm_packages import run_with_vllm
 
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
@@ -57,7 +57,7 @@ def greedy(lm: LanguageModel, prompt: Tensor) -> tuple[Tensor, list[int]]:
 
 def run(folder: Path, out: Path, *prompt: str) -> dict[str, Tensor]:
     """What `transformers_greedy.py` computes."""
-    run_with_vllm(SCRIPT, str(folder), str(out), str(N_STEPS), *prompt)
+    run_with("vllm", SCRIPT, str(folder), str(out), str(N_STEPS), *prompt)
     return load_file(out)
 
 

@@ -56,6 +56,19 @@ def test_costs_are_those_of_a_unit() -> None:
     assert counters.snapshot()["decode_s"] == 4000e-9 and counters.snapshot()["vocode_s"] == 300e-9
 
 
+def test_each_row_counts_in_the_price_of_a_row() -> None:
+    """A device computes 64 rows for little more than one. Else first audio of 64 would be held back for a price that
+    only a stream alone has."""
+    counters = Counters()
+    for _ in range(20):
+        counters.count_batch(Stage.FLOW, 1, 2500)
+    assert counters.costs[Stage.FLOW] == BatchCost(2500, 2500)
+    counters.count_batch(Stage.FLOW, 64, 6400)
+    assert counters.costs[Stage.FLOW].row_ns < 150 and 2700 < counters.costs[Stage.FLOW].batch_ns < 2800
+    counters.count_batch(Stage.FLOW, 1, 2500)
+    assert 200 < counters.costs[Stage.FLOW].row_ns < 300, "a batch of one row has the weight of one row"
+
+
 def test_the_vocoder_has_no_help_while_ids_are_drawn() -> None:
     counters = Counters()
     for stage in (Stage.FLOW, Stage.VOCODE):

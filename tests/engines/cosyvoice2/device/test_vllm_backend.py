@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from core_speech import CANCELLED, SENTENCES, settings_of, speak
-from vllm_packages import run_with_vllm
+from peer_packages import run_with
 
 from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
@@ -42,7 +42,7 @@ def test_sentences_at_once_sound_as_with_our_own_model_and_a_cancel_aborts(model
     """Every sample is a function of all ids before it, so equal audio means equal draws: with prompts of both kinds,
     the repetition rule, and the ban of an early end."""
     ours, _ = speak(settings_of(model, uses_vllm=False))
-    run_with_vllm(Path(__file__).with_name("core_speech.py"), str(model), str(tmp_path / "out.npz"))
+    run_with("vllm", Path(__file__).with_name("core_speech.py"), str(model), str(tmp_path / "out.npz"))
     theirs = np.load(tmp_path / "out.npz")
     assert ours.keys() == SENTENCES.keys() - {CANCELLED}
     for key, pcm in ours.items():

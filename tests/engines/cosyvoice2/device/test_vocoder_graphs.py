@@ -16,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.model import failures
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.vocoder import recorded, steps
-from telephony_tts.engines.cosyvoice2.model.vocoder.recorded import RecordedChunks
+from telephony_tts.engines.cosyvoice2.model.vocoder.recorded import END_FRAMES, RecordedChunks
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import ChunkStep
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM
 from telephony_tts.errors import EngineError
@@ -232,3 +232,21 @@ def test_if_recording_fails_chunks_are_computed_without_graphs(
 def test_a_cpu_prepares_nothing(here: Place) -> None:
     here.runner.prepare(lambda: pytest.fail("nothing is recorded"))
     assert not here.runner._recorded_chunks._recorded
+
+
+def test_ends_of_an_utterance_are_recorded_for_few_rows(
+    here: Place, there: Place, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(END_FRAMES) == [2 * n for n in range(3, 28)], "3 to 27 tokens"
+    monkeypatch.setattr(recorded, "END_FRAMES", range(8, 10, 2))
+    made = Recorded(there, pretence, 4)
+    assert made.recorder.n_recorded == 3 * N_PLANS + 2, "for 1 and 2 rows"
+    for n_blocks, n_rows, is_recorded in ((2, 1, True), (3, 2, True), (4, 1, True), (3, 3, False)):
+        ours, theirs = (place.open([DEFAULT] * n_rows) for place in (there, here))
+        for turn in range(n_blocks):
+            both(made.runner, here, ours, theirs, (50 if turn else 44,) * n_rows, turn)
+        made.recorder.n_replayed = 0
+        both(made.runner, here, ours, theirs, (8,) * n_rows, 9, last=True)
+        assert made.recorder.n_replayed == is_recorded, (n_blocks, n_rows)
+        there.clear()
+        here.clear()

@@ -24,6 +24,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt, FlowStream
 from telephony_tts.engines.cosyvoice2.profile import CPU, DEFAULT, FAST, Profile
 
+END_TOKENS = device_backend.END_TOKENS
 PROMPTS = (28, 103, 178, 53)
 """Tokens of four voices: pasts of 1, 4, 7 and 2 pages. Three of them share a pass of four rows."""
 
@@ -86,6 +87,32 @@ def test_whole_calls_equal_each_call_on_a_cpu(pretence: Pretence) -> None:
     for ours, theirs in zip(InterleavedCalls(flow).speak(), wanted, strict=True):
         assert_near(ours, theirs)
     assert graphs.replayed == {"flow encoder": 6}, "all blocks of 25 tokens but the last ones"
+
+
+def test_ends_are_recorded_as_well(pretence: Pretence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last block has as many tokens as remain when another block and its lookahead do not fit."""
+    for n_tokens in range(60, 90):
+        *_, (n_known, n_out, is_last) = DEFAULT.plan(PROMPTS[0], n_tokens)
+        assert is_last and n_known - n_out in END_TOKENS
+    monkeypatch.setattr(device_backend, "END_TOKENS", range(11, 14))
+    with _disable_current_modes():  # type: ignore[no-untyped-call]
+        plain = small_flow(n_steps=N_STEPS)
+        wanted = [encoded_end(plain, n_tokens) for n_tokens in (12, 20)]
+    flow, graphs = recorded_flow(pretence, 2)
+    assert_near(encoded_end(flow, 12), wanted[0])
+    assert graphs.replayed == {"flow encoder": 3}, "a voice's, the first block's and that of the end"
+    assert_near(encoded_end(flow, 20), wanted[1])
+    assert graphs.replayed == {"flow encoder": 5}, "none for an end of 20 tokens here"
+
+
+def encoded_end(flow: Flow, n_tokens: int) -> Tensor:
+    """mu of the second block of a stream, which is its last and has so many tokens."""
+    stream = flow.start(voices(flow)[0])
+    begin(flow, [stream], 1)
+    stream.steps_done.clear()  # as if the block were done
+    n_tail = stream.tail_tokens.shape[1]
+    (block,) = flow.begin([BlockRequest(stream, tuple(range(1, 1 + n_tokens - n_tail)), None)])
+    return block.mu
 
 
 def test_streams_with_different_pasts_share_recorded_passes(pretence: Pretence) -> None:

@@ -72,7 +72,7 @@ class DeviceBackend:
         n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
         self._encoder, self._decoder = encoder, decoder
-        kernels = kernels_of(decoder.noise.device)
+        self._kernels = kernels = kernels_of(decoder.noise.device)
         if kernels is not None:
             estimator.fuse(kernels)
         # The kernels read no padding of pasts, so that one size is as good as several.
@@ -175,7 +175,7 @@ class DeviceBackend:
 
         def work() -> None:
             k, n_past, n_frames, begins = inputs.counts[:-2]
-            past = EstimatorBatch(memory, n_past, n_frames, inputs.counts[-2:], inputs.table)
+            past = EstimatorBatch(memory, n_past, n_frames, inputs.counts[-2:], inputs.table, self._kernels)
             x, mu, cond = inputs.frames(begins, n_frames)
             velocity = decoder.velocity_of_batch(x, mu, inputs.spk, cond, k, past)
             inputs.x_after.copy_(x + step_sizes.index_select(0, k)[:, None, None] * velocity)

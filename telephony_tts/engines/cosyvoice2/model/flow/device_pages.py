@@ -28,7 +28,6 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
-from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 from telephony_tts.errors import EngineError
 
 ZERO_PAGE, SCRATCH_PAGE = 0, 1
@@ -190,15 +189,23 @@ class EstimatorBatch:
     No frame of a block attends to padding.
     """
 
-    def __init__(self, memory: PassMemory, n_past: Tensor, n_frames: Tensor, ends: Tensor, table: Tensor) -> None:
-        """All arguments are int64.
+    def __init__(
+        self,
+        memory: PassMemory,
+        n_past: Tensor,
+        n_frames: Tensor,
+        ends: Tensor,
+        table: Tensor,
+        kernels: ModuleType | None = None,
+    ) -> None:
+        """All tensors are int64. `kernels`: of the GPU, if they run there (`gpu_kernels`).
 
         n_past, n_frames [S]: frames of each block's past, and of the block. ends [2, S]: the row whose left contexts
         the block continues, and the row that keeps its own. table [S, P + T / 50]: the rows of its past, padded with
         `ZERO_PAGE` to P, then the rows of the block itself, padded with `SCRATCH_PAGE`.
         """
         layout = memory.layout
-        self._memory = memory
+        self._memory, self._kernels = memory, kernels
         n_rows = len(n_past) * layout.n_rows
         branches = torch.arange(layout.n_rows, device=table.device)
         self._table = (table[:, None] * layout.n_rows + branches[:, None]).view(n_rows, -1)
@@ -215,9 +222,8 @@ class EstimatorBatch:
         """qkv [S * n_branches, T, 3 * H * D] -> [S * n_branches, T, H * D]"""
         layout, kv = self._memory.layout, self._memory.kv[layer]
         n_rows, n, _ = qkv.shape
-        kernels = kernels_of(qkv.device)
-        if kernels is not None:
-            attended: Tensor = kernels.attend_pages(qkv, kv, self._table, self._n_past, self._n_frames, n_heads)
+        if self._kernels is not None:
+            attended: Tensor = self._kernels.attend_pages(qkv, kv, self._table, self._n_past, self._n_frames, n_heads)
             return attended
         n_blocks = n // BLOCK_FRAMES
         each = qkv.view(n_rows, n, 3, n_heads, layout.d_head)
@@ -243,10 +249,11 @@ class EstimatorBatch:
         self._after[slot] = x.flatten(0, 1).index_select(0, self._ends[n_left]).view(n_rows, n_left, d)
         return x
 
-    def windows(self, x: Tensor, slot: int, kernels: ModuleType) -> Tensor:
-        """`continued` as rows of neighbours for a product: x [S * n_branches, T, C] -> [S * n_branches * T, 3 C]"""
+    def windows(self, x: Tensor, slot: int) -> Tensor:
+        """With kernels: `continued` as rows of neighbours for a product: x [R, T, C] -> [R * T, 3 C]"""
+        assert self._kernels is not None
         rows: Tensor
-        rows, self._after[slot] = kernels.windows(x.contiguous(), self._before[slot], self._n_frames)
+        rows, self._after[slot] = self._kernels.windows(x.contiguous(), self._before[slot], self._n_frames)
         return rows
 
     def commit(self) -> None:

@@ -49,7 +49,7 @@ class FusedConv:
 
     def __call__(self, x: Tensor, past: EstimatorBatch, added: Tensor) -> Tensor:
         """x [B, T, C_in], `added` [M, C] for B * T / M frames each -> [B, T, C]"""
-        rows = self._map(past.windows(x, self._slot, self._kernels))
+        rows = self._map(past.windows(x, self._slot))
         return self._kernels.norm_mish(rows, *self._norm, added).view(*x.shape[:2], -1)  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,7 @@
 A chunk has about 700 operations, which a GPU computes faster than the host launches them. One graph does all of a batch
 of chunks: pitch, source and decode. There is a graph for each usual `ChunkPlan` and each number of rows. The end of an
 utterance has a plan for each length, and few ends come at once: there are graphs for few rows. All other chunks are
-computed without a graph: those of speech that is made faster or slower, and utterances of one or two blocks.
+computed without a graph: those of speech that is made faster or slower, and utterances of a single block.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ def usual_chunks(vocoder: Vocoder, first_frames: Sequence[int]) -> list[tuple[Ch
     """A step of each plan that occurs in utterances of silence in blocks, and its result.
 
     The first block has one of `first_frames`, each later one `BLOCK_FRAMES`, and the last one of `END_FRAMES`. From the
-    third on the plan is the same. Of utterances of three blocks, only those that begin with the first of `first_frames`
-    are usual.
+    third on the plan is the same.
     """
     usual: dict[ChunkPlan, tuple[ChunkStep, Computed]] = {}
 
@@ -121,9 +120,8 @@ def usual_chunks(vocoder: Vocoder, first_frames: Sequence[int]) -> list[tuple[Ch
     for n_first in first_frames:
         noise = CounterNoise(0, vocoder.config.n_harmonics + 1, vocoder.device)
         joint = ContinuousJoint(vocoder, noise)
-        for n_blocks, n in enumerate((n_first, BLOCK_FRAMES, BLOCK_FRAMES), 1):
+        for n in (n_first, BLOCK_FRAMES, BLOCK_FRAMES):
             push(joint, n, last=False)
-            if n_blocks == 3 or (n_blocks == 2 and n_first == first_frames[0]):
-                for n_end in END_FRAMES:
-                    push(copy(joint), n_end, last=True)
+        for n_end in END_FRAMES:
+            push(copy(joint), n_end, last=True)
     return list(usual.values())

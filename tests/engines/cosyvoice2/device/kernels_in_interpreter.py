@@ -1,0 +1,173 @@
+"""Runs the kernels of `triton_kernels` in Triton's interpreter, on a CPU: prints how far each is from PyTorch.
+
+A JSON object: the name of a comparison, and its largest distance.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.device import sampling
+from telephony_tts.engines.cosyvoice2.model import triton_kernels as kernels
+from telephony_tts.engines.cosyvoice2.model.config import FlowDecoderConfig, LmConfig
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import EstimatorStage, StepContext
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import EstimatorBatch, PassMemory
+from telephony_tts.engines.cosyvoice2.model.flow.fused_layers import FusedTransformers
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
+from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.fused_decoder import FusedDecoder
+from telephony_tts.engines.cosyvoice2.model.lm.lm import DecoderLayer, KvCache, LanguageModel, rotate_
+from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
+
+found: dict[str, float] = {}
+
+
+def compare(name: str, ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, name
+    found[name] = float((ours.double() - theirs.double()).abs().max())
+
+
+def norms() -> None:
+    x, added, weight, bias = torch.randn(3, 20), torch.randn(3, 20), torch.randn(20), torch.randn(20)
+    total, normed = kernels.rms_norm(x, weight, 1e-6, added)
+    compare("sum before a norm", total, x + added)
+    compare("rms norm", normed, RmsNorm(weight, 1e-6)(x + added))
+    compare("layer norm", kernels.layer_norm(x, weight, bias, 1e-5)[1], F.layer_norm(x, (20,), weight, bias, 1e-5))
+    rows = added.repeat_interleave(2, dim=0)
+    expected = F.mish(F.layer_norm(torch.cat([x, 9 * x]), (20,), weight, bias, 1e-5)) + rows
+    compare("norm and mish", kernels.norm_mish(torch.cat([x, 9 * x]), weight, bias, 1e-5, added), expected)
+
+
+def activations() -> None:
+    pair = torch.randn(3, 14)
+    compare("gate", kernels.gated(pair), F.silu(pair[:, :7]) * pair[:, 7:])
+    x, alpha = torch.randn(2, 30, 40)[:, 5:26], torch.rand(40) + 0.3
+    compare("snake", kernels.snake(x, alpha, 1 / alpha), x + (x * alpha).sin().square() / alpha)
+    turned = torch.randn(2, 40, 21).transpose(1, 2)
+    compare("snake of columns", kernels.snake(turned, alpha, alpha), turned + (turned * alpha).sin().square() * alpha)
+    seeds, n_drawn = torch.randint(-(2**62), 2**62, (13,)), torch.randint(0, 500, (13,))
+    for i, (ours, theirs) in enumerate(
+        zip(kernels.uniforms(seeds, n_drawn), sampling.uniforms(seeds, n_drawn), strict=True)
+    ):
+        compare(f"uniform {i}", ours, theirs)
+
+
+def windows() -> None:
+    x, contexts = torch.randn(4, 6, 10), torch.randn(4, 50)
+    before, n_frames = contexts[:, 7:27].view(4, 2, 10), torch.tensor([6, 6, 4, 2])
+    joined = torch.cat([before, x], dim=1)
+    rows, after = kernels.windows(x, before, n_frames)
+    compare("windows", rows, joined.unfold(1, 3, 1).transpose(2, 3).reshape(24, 30))
+    ends = [of_row[n : n + 2] for of_row, n in zip(joined, n_frames.tolist(), strict=True)]
+    compare("left context of the next block", after, torch.stack(ends))
+
+
+def language_model(dtype: torch.dtype) -> None:
+    """Prompts of two slots in one batch, then a decode step of both, against each slot by itself."""
+    config = LmConfig(n_text_rows=8, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48)
+
+    def matrix(n: int, d: int, norm: bool = False) -> FloatMatrix:
+        scale = RmsNorm(torch.rand(d).to(dtype) + 0.5, 1e-6) if norm else None
+        return FloatMatrix((torch.randn(n, d) / d**0.5).to(dtype), scale)
+
+    layers = [
+        DecoderLayer(
+            matrix(128, 64, True), torch.randn(128).to(dtype), matrix(64, 64), matrix(96, 64, True), matrix(64, 48)
+        )
+        for _ in range(2)
+    ]
+    final = torch.rand(64).to(dtype) + 0.5
+    tables = {EmbeddingTable.CONTROL: torch.zeros(2, 64, dtype=dtype)}
+    model = LanguageModel(config, tables, layers, final, matrix(10, 64), torch.zeros(10, dtype=dtype))
+    ours, theirs = (KvCache(config, 3, 150, dtype) for _ in range(2))
+    fused = FusedDecoder(layers, RmsNorm(final, config.norm_eps), kernels)  # type: ignore[arg-type]
+    prompts = torch.randn(135, 64).to(dtype), torch.randn(5, 64).to(dtype)
+    alone = [model.extend(x, slot, theirs) for slot, x in enumerate(prompts)]
+    slots = torch.tensor([0] * 135 + [1] * 5)
+    together = fused(torch.cat(prompts), slots, torch.tensor([*range(135), *range(5)]), ours)
+    compare(f"prompts, {dtype}", together, torch.cat(alone))
+    compare(f"keys and values, {dtype}", ours.data, theirs.data)
+    new = torch.randn(2, 64).to(dtype)
+    expected = model.decode(new, [1, 0], theirs)
+    compare(f"a decode step, {dtype}", fused(new, torch.tensor([1, 0]), torch.tensor([5, 135]), ours), expected)
+
+
+def turned() -> None:
+    cache, heads = torch.zeros(2, 2, 2, 8, 16), torch.randn(2, 8, 16)
+    rotary, positions = torch.randn(2, 8, 16), torch.tensor([7, 0])
+    rotary[0, :, 8:], rotary[1, :, 8:] = rotary[0, :, :8], -rotary[1, :, :8]
+    expected = heads.clone()
+    rotate_(expected[:, :6], *rotary[:, positions][:, :, None])
+    kernels.turn_and_keep(heads, rotary, torch.tensor([1, 0]), positions, cache)
+    compare("turned queries", heads[:, :4], expected[:, :4])
+    compare("turned keys", torch.stack([cache[0, 1, :, 7], cache[0, 0, :, 0]]), expected[:, 4:6])
+
+
+def flow_stage(n: int, dtype: torch.dtype) -> None:
+    """A stage of the estimator for three blocks: one behind a past, a short one at the start, and a spare row."""
+    config = FlowDecoderConfig(n_channels=16, n_heads=2, d_head=16, n_blocks=1, n_mid_stages=0)
+    shapes = {
+        "s.0.mlp.1.weight": (16, config.d_time), "s.0.mlp.1.bias": (16,),
+        "s.0.res_conv.weight": (16, 12, 1), "s.0.res_conv.bias": (16,),
+    }  # fmt: skip
+    for i, d in ((1, 12), (2, 16)):
+        block = f"s.0.block{i}.block"
+        shapes |= {f"{block}.0.weight": (16, d, 3), f"{block}.0.bias": (16,)}
+        shapes |= {f"{block}.2.weight": (16,), f"{block}.2.bias": (16,)}
+    block = "s.1.0"
+    shapes |= {f"{block}.attn1.to_{name}.weight": (32, 16) for name in "qkv"}
+    shapes |= {f"{block}.{name}.{part}": (16,) for name in ("norm1", "norm3") for part in ("weight", "bias")}
+    shapes |= {f"{block}.attn1.to_out.0.weight": (16, 32), f"{block}.attn1.to_out.0.bias": (16,)}
+    shapes |= {f"{block}.ff.net.0.proj.weight": (64, 16), f"{block}.ff.net.0.proj.bias": (64,)}
+    shapes |= {f"{block}.ff.net.2.weight": (16, 64), f"{block}.ff.net.2.bias": (16,)}
+    state = {name: (torch.randn(shape) / shape[-1] ** 0.5).to(dtype) for name, shape in shapes.items()}
+    layout = PassLayout(n_rows=2, n_heads=2, d_head=16, rates=(2,), contexts=((2, 12), (2, 16)))
+    random = PassMemory(layout, 9, torch.zeros(1, dtype=dtype))
+    random.kv[0][:, :, 2:].normal_()
+    random.contexts[1:].normal_()
+    own = [[5, 1], [7, 8], [1, 1]]
+    table = torch.tensor([[2, 3, 4, 0, *own[0]], [0, 0, 0, 0, *own[1]], [0, 0, 0, 0, *own[2]]])[:, : 4 + n // 50]
+    n_past, n_frames = torch.tensor([150, 0, 0]), torch.tensor([n, n - 6, n])
+    ends = torch.tensor([[4, 0, 0], [5, 6, 1]])
+    features, times = torch.randn(6, n, 12).to(dtype), torch.randn(1, 6, 16).to(dtype)
+    made = []
+    for is_fused in (False, True):
+        memory = PassMemory(layout, 9, torch.zeros(1, dtype=dtype))
+        memory.kv[0].copy_(random.kv[0])
+        memory.contexts.copy_(random.contexts)
+        stage = EstimatorStage(config, FlowReader(dict(state)), "s", 12, 0)
+        batch = EstimatorBatch(memory, n_past, n_frames, ends, table, kernels if is_fused else None)
+        if is_fused:
+            stage.resnet.fuse(kernels)  # type: ignore[arg-type]
+            stage.fused = FusedTransformers(stage.transformers, kernels)  # type: ignore[arg-type]
+        y = stage(features, StepContext(times, batch))
+        batch.commit()
+        made.append((y, memory))
+    (plain, theirs), (fused, ours) = made
+    name = f"{n} frames, {dtype}"
+    compare(f"a stage of the flow, {name}", fused[:2], plain[:2])
+    compare(f"a short block, {name}", fused[2:4, : n - 6], plain[2:4, : n - 6])
+    compare(f"pages, {name}", ours.kv[0][:, :, 4:12], theirs.kv[0][:, :, 4:12])
+    compare(f"contexts, {name}", ours.contexts[5:7], theirs.contexts[5:7])
+
+
+if __name__ == "__main__":
+    torch.manual_seed(int(sys.argv[1]))
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        norms()
+        activations()
+        windows()
+        turned()
+        for dtype in (torch.float32, torch.float16):
+            language_model(dtype)
+        flow_stage(100, torch.float32)
+        flow_stage(50, torch.float16)
+    print(json.dumps(found))
