@@ -269,8 +269,8 @@ def test_a_replica_comes_when_its_start_is_over_and_no_earlier() -> None:
 
 
 def test_the_default_target_adds_replicas_before_listeners_hear_gaps() -> None:
-    """A rush in five minutes that begins with one replica. With 0.9 replicas come too late. With 0.7 they did before new
-    prompts were fed together: first audio took 2 s then, and takes 0.7 s now."""
+    """A rush in five minutes that begins with one replica. With 0.9 replicas come too late. With 0.7 they did, before
+    new prompts were fed together: first audio took 2 s then, and takes 0.7 s now."""
     assert Scaling().target == RaySettings().target_load
     rush = calls(Habits(call_s=60.0), Rush(300.0).arrivals_ns(400, 1), 1)
     row = {}
