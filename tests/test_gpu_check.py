@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,27 @@ def test_without_matplotlib_the_page_says_how_to_draw(tmp_path: Path, monkeypatc
     (tmp_path / "loads-float16.json").write_text("{}")
     text = summary.write(tmp_path, ResultFile(tmp_path / "r.jsonl"), [])
     assert "No chart: " in text and "telephony-tts bench plot loads-float16.json -o first_audio.png" in text
+
+
+@pytest.mark.slow
+def test_no_part_needs_what_a_gpu_machine_lacks() -> None:
+    """Its Python has PyTorch and no web framework, and `make gpu-wheels` brings only what `GPU_LACKS` names."""
+    script = """
+import sys
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"fastapi", "starlette", "pydantic", "uvicorn", "python_multipart", "hibari"}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Lacks())
+from gpu import environment, equality, loads, steps
+from telephony_tts import app, config
+print([engine.name for engine in app.build_catalog(config.load(None, {"engines.default": "fake"}, {})).engines][0])
+"""
+    benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=benchmarks, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "fake", done.stderr
 
 
 def test_the_targets_are_measured_by_the_plan() -> None:

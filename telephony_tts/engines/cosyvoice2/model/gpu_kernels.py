@@ -17,6 +17,11 @@ LEAST_CAPABILITY = 8, 0
 """Triton supports no older GPUs."""
 
 
+def kernels_for_heads(device: torch.device, d_head: int) -> ModuleType | None:
+    """`kernels_of` for a network with attention: its kernels take heads of a power of two, 16 or more."""
+    return kernels_of(device) if d_head >= 16 and d_head & (d_head - 1) == 0 else None
+
+
 @functools.cache
 def kernels_of(device: torch.device) -> ModuleType | None:
     """`triton_kernels` if they run on the device. Else None, and PyTorch's own operations compute the same, slower."""

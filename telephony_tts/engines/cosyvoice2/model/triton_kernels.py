@@ -11,9 +11,8 @@
     norm_mish          what follows that product
     snake              the vocoder's activation
 
-Each reads its arguments on the device alone, so graphs can record it. All sums are in float32. Products of float32 are
-exact, without TF32. Triton comes with every PyTorch for CUDA; without it, or with `TELEPHONY_TTS_TRITON=0`, PyTorch's
-own operations compute the same.
+Each reads its arguments on the device alone, so that graphs can record it. All sums are in float32, and products of
+float32 are not rounded to TF32. Where Triton cannot be used, PyTorch's own operations compute the same (`gpu_kernels`).
 """
 
 # Triton reads the annotations of a kernel: they are not types.
@@ -57,6 +56,16 @@ def _rms_norm(x, added, weight, total, normed, eps, d: tl.constexpr, width: tl.c
 
 
 @triton.jit
+def _layer_normed(value, weight, bias, at, inside, eps, d: tl.constexpr):
+    """The layer norm of a row in float32."""
+    centred = tl.where(inside, value - tl.sum(value) / d, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred) / d + eps)
+    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    biases = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    return centred * scale * weights + biases
+
+
+@triton.jit
 def _layer_norm(x, added, weight, bias, total, normed, eps, d: tl.constexpr, width: tl.constexpr, adds: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * d
     at = tl.arange(0, width)
@@ -67,11 +76,8 @@ def _layer_norm(x, added, weight, bias, total, normed, eps, d: tl.constexpr, wid
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    centred = tl.where(inside, value - tl.sum(value) / d, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred) / d + eps)
-    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    biases = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + row + at, (centred * scale * weights + biases).to(normed.dtype.element_ty), mask=inside)
+    value = _layer_normed(value, weight, bias, at, inside, eps, d)
+    tl.store(normed + row + at, value.to(normed.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,6 +101,21 @@ def layer_norm(
     grid = (x.numel() // d,)
     _layer_norm[grid](x, x if added is None else added, weight, bias, total, normed, eps, d, _padded(d), adds)
     return total, normed
+
+
+# ---------------------------------------------------------------------------------------------- attention
+
+
+@triton.jit
+def _weighed(queries, k, v, is_seen, scale, highest, total, result):
+    """One block of keys and values more: the softmax so far, rescaled by what is higher now."""
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(is_seen, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp(scores - higher[:, None])
+    faded = tl.exp(highest - higher)
+    result = result * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return higher, total * faded + tl.sum(weights, 1), result
 
 
 # ----------------------------------------------------------------------------------------- language model
@@ -148,15 +169,8 @@ def _attend_slots(
         is_seen = seen <= position
         where = keys + seen[:, None] * d + channel[None, :]
         k = tl.load(where, mask=is_seen[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(is_seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        faded = tl.exp(highest - higher)
         v = tl.load(where + cache_stride, mask=is_seen[:, None], other=0.0)
-        result = result * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        total = total * faded + tl.sum(weights, 1)
-        highest = higher
+        highest, total, result = _weighed(queries, k, v, is_seen[None, :], scale, highest, total, result)
     result = (result / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + row * n_heads * d + of_group, result, mask=inside)
 
@@ -240,18 +254,6 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _weighed(queries, k, v, is_seen, scale, highest, total, result):
-    """One block of keys and values more: the softmax so far, rescaled by what is higher now."""
-    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(is_seen, scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp(scores - higher[:, None])
-    faded = tl.exp(highest - higher)
-    result = result * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    return higher, total * faded + tl.sum(weights, 1), result
-
-
-@triton.jit
 def _attend_pages(
     qkv, memory, table, n_past, n_frames, out, memory_stride, head_stride, n_columns, n, scale,
     n_heads: tl.constexpr, d: tl.constexpr, page: tl.constexpr, n_rows: tl.constexpr, n_keys: tl.constexpr,
@@ -317,8 +319,6 @@ def attend_pages(
     return out
 
 
-
-
 @triton.jit
 def _windows(
     x, before, n_frames, out, after, before_stride, n,
@@ -351,11 +351,7 @@ def _norm_mish(y, weight, bias, added, out, eps, n_per_row, d: tl.constexpr, wid
     at = tl.arange(0, width)
     inside = at < d
     value = tl.load(y + row * d + at, mask=inside, other=0.0).to(tl.float32)
-    centred = tl.where(inside, value - tl.sum(value) / d, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred) / d + eps)
-    weights = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    biases = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    value = centred * scale * weights + biases
+    value = _layer_normed(value, weight, bias, at, inside, eps, d)
     # x tanh(log(1 + e^x)); above 20 it is x.
     power = tl.exp(tl.minimum(value, 20.0))
     ratio = power * (power + 2.0)

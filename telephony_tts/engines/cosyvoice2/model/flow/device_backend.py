@@ -38,7 +38,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.device_pages import (
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
-from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_for_heads
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 
 PAGES = 4, 8, 16, 32, 64
@@ -72,7 +72,7 @@ class DeviceBackend:
         n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
         self._encoder, self._decoder = encoder, decoder
-        self._kernels = kernels = kernels_of(decoder.noise.device)
+        self._kernels = kernels = kernels_for_heads(decoder.noise.device, decoder.config.d_head)
         if kernels is not None:
             estimator.fuse(kernels)
         # The kernels read no padding of pasts, so that one size is as good as several.

@@ -26,7 +26,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
-from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
+from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_for_heads
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
 from telephony_tts.engines.cosyvoice2.model.lm.fused_decoder import FusedDecoder
 from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
@@ -209,7 +209,7 @@ class LanguageModel(PromptTables):
         self.norm = norm
         self.head, self.head_bias = head, head_bias
         self._int8 = Int8Decoder(self.layers) if isinstance(head, Int8Matrix) else None
-        kernels = None if isinstance(head, Int8Matrix) else kernels_of(self.device)
+        kernels = None if isinstance(head, Int8Matrix) else kernels_for_heads(self.device, config.d_head)
         self.fused = None if kernels is None else FusedDecoder(self.layers, RmsNorm(norm, config.norm_eps), kernels)
         """The layers with a GPU's own kernels, where they run."""
 
