@@ -85,10 +85,14 @@ def _add(costs: dict[Stage, BatchCost], stage: Stage, n_rows: int, spent_ns: flo
     """Take a batch into the running means, with the weight `share`. In the mean of rows, each row has that weight: a
     device computes many rows for little more than one, and a few batches of one row would hide that."""
     batch_ns, row_ns = costs.get(stage, BatchCost(spent_ns, spent_ns / n_rows))
-    of_rows = 1 - (1 - share) ** n_rows
+    of_rows = 1 - (1 - share) ** min(n_rows, _MOST_COUNTED)
     costs[stage] = BatchCost(
         batch_ns + share * (spent_ns - batch_ns), row_ns + of_rows * (spent_ns / n_rows - row_ns)
     )
+
+
+_MOST_COUNTED = 16
+"""Rows of a batch that count, so that a single slow batch does not decide alone."""
 
 
 class Moment(Protocol):

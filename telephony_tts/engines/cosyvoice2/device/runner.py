@@ -40,8 +40,8 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
 
 RUN_AHEAD = 12
-"""Speech ids that an accelerator draws before the host reads any: 13 ms on an H200. With the first id, which the prompt
-gives, twice as many make the first audio. Ids past the end of speech are dropped."""
+"""Speech ids that an accelerator draws before the host reads any: 13 ms on an H200. Two such
+batches and the first id, which the prompt gives, make the first audio. Ids past the end of speech are dropped."""
 CPU_RUN_AHEAD = 4
 """Ids that a CPU draws in one batch, as far as the next block needs them. Between batches lanes look for other work,
 which takes time from the ids."""
@@ -161,6 +161,9 @@ class Runner:
         """Each thread that computes calls this once."""
         # With more threads than idle cores, threads wait for each other at every layer (docs/experiments.md).
         torch.set_num_threads(self.n_threads)
+        if self.model.device.type == "cuda":
+            # Our kernels are launched on the thread's device, PyTorch's operations on that of their tensors.
+            torch.cuda.set_device(self.model.device)
 
     def prepare(self, check_wanted: Callable[[], object]) -> None:
         """Record the graphs of a device. `check_wanted` is called before each and ends it by raising."""

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import torch
 
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
+
 log = logging.getLogger(__name__)
 
 LEAST_CAPABILITY = 8, 0
@@ -20,6 +22,18 @@ LEAST_CAPABILITY = 8, 0
 def kernels_for_heads(device: torch.device, d_head: int) -> ModuleType | None:
     """`kernels_of` for a network with attention: its kernels take heads of a power of two, 16 or more."""
     return kernels_of(device) if d_head >= 16 and d_head & (d_head - 1) == 0 else None
+
+
+def _try(kernels: ModuleType, device: torch.device, dtype: torch.dtype) -> None:
+    """Run the kernels that ask most of a GPU, with the official sizes of heads. Raises whatever Triton raises."""
+    numbers = torch.zeros(2, dtype=torch.int64, device=device)
+    heads, cache = torch.zeros(2, 18, 64, dtype=dtype, device=device), torch.zeros(2, 1, 2, 8, 64, device=device)
+    kernels.attend_slots(heads, numbers, numbers, cache.to(dtype))
+    qkv = torch.zeros(2, BLOCK_FRAMES, 3 * 512, dtype=dtype, device=device)
+    memory = torch.zeros(2, 8, 4, BLOCK_FRAMES, 64, dtype=dtype, device=device)
+    kernels.attend_pages(qkv, memory, numbers[:, None], numbers, numbers + BLOCK_FRAMES, 8)
+    kernels.uniforms(numbers, numbers)
+    torch.cuda.synchronize(device)
 
 
 @functools.cache
@@ -32,9 +46,9 @@ def kernels_of(device: torch.device) -> ModuleType | None:
     try:
         from telephony_tts.engines.cosyvoice2.model import triton_kernels
 
-        ones = torch.ones(1, 16, device=device)
-        triton_kernels.rms_norm(ones, ones[0], 1e-6)
-        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):
+            for dtype in (torch.float16, torch.bfloat16, torch.float32):
+                _try(triton_kernels, device, dtype)
     except Exception as error:  # whatever is missing, speech goes on
         log.warning("the speech model runs without its own kernels, which is slower: Triton cannot be used: %s", error)
         return None

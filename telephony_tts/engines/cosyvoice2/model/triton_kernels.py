@@ -11,6 +11,7 @@
     norm_mish          what follows that product
     snake              the vocoder's activation
 
+Lengths that differ from call to call are not specialized, because a kernel would be compiled in the middle of calls.
 Each reads its arguments on the device alone, so that graphs can record it. All sums are in float32, and products of
 float32 are not rounded to TF32. Where Triton cannot be used, PyTorch's own operations compute the same (`gpu_kernels`).
 """
@@ -253,7 +254,7 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------------------------------- flow
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_columns", "n"])
 def _attend_pages(
     qkv, memory, table, n_past, n_frames, out, memory_stride, head_stride, n_columns, n, scale,
     n_heads: tl.constexpr, d: tl.constexpr, page: tl.constexpr, n_rows: tl.constexpr, n_keys: tl.constexpr,
@@ -319,7 +320,7 @@ def attend_pages(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _windows(
     x, before, n_frames, out, after, before_stride, n,
     n_left: tl.constexpr, d: tl.constexpr, width: tl.constexpr,
@@ -381,7 +382,7 @@ def norm_mish(y: Tensor, weight: Tensor, bias: Tensor, eps: float, added: Tensor
 # ------------------------------------------------------------------------------------------------ vocoder
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _snake(
     x, alpha, inverse, out, batch_stride, row_stride, n_rows,
     d: tl.constexpr, width: tl.constexpr, n_per: tl.constexpr,

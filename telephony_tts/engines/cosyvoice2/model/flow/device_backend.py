@@ -6,7 +6,8 @@ for each kind of frames. All other work can be recorded (`graphs`). Spare rows c
 `prepare` records the most frequent buckets.
 
 The encoder runs once per block, over batches of blocks of equal length. `prepare` records its passes over blocks of 25
-tokens that are not the last of their streams. Most blocks are of that kind. Only recorded passes have spare rows.
+tokens that are not the last of their streams, which most are, and over one or two last blocks. Only recorded passes
+have spare rows.
 """
 
 from __future__ import annotations

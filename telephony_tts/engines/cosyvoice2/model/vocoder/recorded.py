@@ -3,7 +3,8 @@
 A chunk has about 700 operations, which a GPU computes faster than the host launches them. One graph does all of a batch
 of chunks: pitch, source and decode. There is a graph for each usual `ChunkPlan` and each number of rows. The end of an
 utterance has a plan for each length, and few ends come at once: there are graphs for few rows. All other chunks are
-computed without a graph: those of speech that is made faster or slower, and utterances of a single block.
+computed without a graph: those of speech that is made faster or
+slower, utterances of a single block, and all profiles but the default.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class RecordedChunks:
 
         `check_wanted` is called before each and ends it by raising. A warm-up that was broken off can be repeated.
         """
-        usual = usual_chunks(self._vocoder, first_frames) if self._graphs.records else []
+        usual = usual_chunks(self._vocoder, first_frames, check_wanted) if self._graphs.records else []
         n_most = min(padded_rows(n_streams), MOST_ROWS)
         # The largest first: the smaller ones then use the memory that it took.
         for n in (1 << i for i in reversed(range(n_most.bit_length()))):
@@ -100,7 +101,9 @@ class RecordedChunk:
             kept.copy_(made)
 
 
-def usual_chunks(vocoder: Vocoder, first_frames: Sequence[int]) -> list[tuple[ChunkStep, Computed]]:
+def usual_chunks(
+    vocoder: Vocoder, first_frames: Sequence[int], check_wanted: Callable[[], object]
+) -> list[tuple[ChunkStep, Computed]]:
     """A step of each plan that occurs in utterances of silence in blocks, and its result.
 
     The first block has one of `first_frames`, each later one `BLOCK_FRAMES`, and the last one of `END_FRAMES`. From the
@@ -109,6 +112,7 @@ def usual_chunks(vocoder: Vocoder, first_frames: Sequence[int]) -> list[tuple[Ch
     usual: dict[ChunkPlan, tuple[ChunkStep, Computed]] = {}
 
     def push(joint: ContinuousJoint, n: int, *, last: bool) -> None:
+        check_wanted()
         chunk = joint.steps(torch.zeros(1, vocoder.config.d_mel, n, device=vocoder.device), last=last)
         step = next(chunk)
         assert isinstance(step, ChunkStep)
