@@ -16,7 +16,7 @@ ROUNDING = {"float32": 2e-5, "float16": 2e-2}
 
 
 def test_kernels_equal_torch() -> None:
-    found = json.loads(run_with("triton", SCRIPT, "1", TRITON_INTERPRET="1").splitlines()[-1])
+    found = json.loads(run_with("triton_kernels", SCRIPT, "1", TRITON_INTERPRET="1").splitlines()[-1])
     assert len(found) == 27
     far = {name: off for name, off in found.items() if off > ROUNDING["float16" if "float16" in name else "float32"]}
     assert not far
