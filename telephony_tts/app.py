@@ -694,7 +694,7 @@ async def serve(
     server.registry.recordings = recordings
     tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
-    # Only a server needs the HTTP interface: the web framework takes half a second to import.
+    # Imported already, see `import_http`.
     from telephony_tts.http_api.asgi import http_server
     from telephony_tts.http_api.console_routes import ConsoleTools
 
@@ -931,8 +931,15 @@ def run(config: Config, announce: Callable[[Served], None] | None = None) -> Non
     if n > 1:
         event_loop.run(_supervise(config, n, announce))
         return
+    import_http()
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))
+
+
+def import_http() -> None:
+    """Import the HTTP interface before an event loop runs: the web framework takes half a second, and on a busy machine
+    a front would be silent for too long. Commands that serve nothing do without it."""
+    import telephony_tts.http_api.asgi  # noqa: F401
 
 
 def n_processes(config: Config) -> int:
