@@ -62,7 +62,7 @@ def test_the_pretended_gpu_computes_what_the_cpu_computes(results: ResultFile) -
 
 def test_graphs_are_counted_and_the_host_waits_nowhere(results: ResultFile) -> None:
     units = results.units("steps-float16")
-    assert units["graphs"]["graphs"] == 16 and units["graphs"]["ok"]
+    assert units["graphs"]["graphs"] == 20 and units["graphs"]["ok"]
     assert units["waits"] == {
         **units["waits"], "detects": True, "ok": True,
         "waits": {stage: [] for stage in ("prefill", "decode", "flow encoder", "flow step", "vocode")},
@@ -77,8 +77,8 @@ def test_graphs_are_counted_and_the_host_waits_nowhere(results: ResultFile) -> N
 def test_loads_and_searches_have_rows(results: ResultFile, rehearsed: tuple[Any, Path]) -> None:
     units = results.units("loads-float16")
     closed = [units["closed 1"]["row"], units["closed 2"]["row"]]
-    loads = ["closed 1", "closed 2", "callers 3", "rate 2", "open 1"]
-    if not all(row["holds"] for row in closed):  # on a busy machine, and then more callers are not tried
+    loads = ["closed 1", "callers 3", "rate 2", "closed 2", "open 1"]
+    if not closed[0]["holds"]:  # on a busy machine, and then more callers are not tried
         loads.remove("callers 3")
     assert list(units) == ["start", *loads, "whole part"]
     for name in loads:
