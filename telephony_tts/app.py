@@ -937,8 +937,8 @@ def run(config: Config, announce: Callable[[Served], None] | None = None) -> Non
 
 
 def import_http() -> None:
-    """Import the HTTP interface before an event loop runs: the web framework takes half a second, and on a busy machine
-    a front would be silent for too long. Commands that serve nothing do without it."""
+    """Import the HTTP interface before an event loop runs: on a busy machine the web framework takes so long that a
+    front would be silent for too long. Commands that serve nothing do without it."""
     import telephony_tts.http_api.asgi  # noqa: F401
 
 

@@ -41,16 +41,23 @@ def _padded(n: int) -> int:
 
 
 @triton.jit
+def _summed(x, added, total, at, inside, adds: tl.constexpr):
+    """A row in float32, or its sum with another one, rounded to the dtype of `total`, which gets it."""
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if adds:
+        value += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    return value
+
+
+@triton.jit
 def _rms_norm(x, added, weight, total, normed, eps, d: tl.constexpr, width: tl.constexpr, adds: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * d
     at = tl.arange(0, width)
     inside = at < d
-    value = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
-    if adds:
-        value += tl.load(added + row + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row + at, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+    value = _summed(x, added, total, row + at, inside, adds)
     scale = 1.0 / tl.sqrt(tl.sum(value * value) / d + eps)
     weights = tl.load(weight + at, mask=inside, other=0.0)
     tl.store(normed + row + at, (value * scale).to(weights.dtype) * weights, mask=inside)
@@ -71,12 +78,7 @@ def _layer_norm(x, added, weight, bias, total, normed, eps, d: tl.constexpr, wid
     row = tl.program_id(0).to(tl.int64) * d
     at = tl.arange(0, width)
     inside = at < d
-    value = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
-    if adds:
-        value += tl.load(added + row + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row + at, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+    value = _summed(x, added, total, row + at, inside, adds)
     value = _layer_normed(value, weight, bias, at, inside, eps, d)
     tl.store(normed + row + at, value.to(normed.dtype.element_ty), mask=inside)
 
