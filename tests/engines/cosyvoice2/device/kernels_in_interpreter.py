@@ -70,7 +70,8 @@ def windows() -> None:
 
 
 def language_model(dtype: torch.dtype) -> None:
-    """Prompts of two slots in one batch, then a decode step of both, against each slot by itself."""
+    """Prompts of two slots in one batch, then a decode step of both, against each slot by itself. The first prompt goes on
+    behind ids that PyTorch has read, over the border of a block of keys."""
     config = LmConfig(n_text_rows=8, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48)
 
     def matrix(n: int, d: int, norm: bool = False) -> FloatMatrix:
@@ -88,15 +89,17 @@ def language_model(dtype: torch.dtype) -> None:
     model = LanguageModel(config, tables, layers, final, matrix(10, 64), torch.zeros(10, dtype=dtype))
     ours, theirs = (KvCache(config, 3, 150, dtype) for _ in range(2))
     fused = FusedDecoder(layers, RmsNorm(final, config.norm_eps), kernels)  # type: ignore[arg-type]
-    prompts = torch.randn(135, 64).to(dtype), torch.randn(5, 64).to(dtype)
+    model.extend(torch.randn(126, 64).to(dtype), 0, theirs)
+    ours.data.copy_(theirs.data)
+    prompts = torch.randn(5, 64).to(dtype), torch.randn(3, 64).to(dtype)
     alone = [model.extend(x, slot, theirs) for slot, x in enumerate(prompts)]
-    slots = torch.tensor([0] * 135 + [1] * 5)
-    together = fused(torch.cat(prompts), slots, torch.tensor([*range(135), *range(5)]), ours)
+    slots = torch.tensor([0] * 5 + [1] * 3)
+    together = fused(torch.cat(prompts), slots, torch.tensor([*range(126, 131), *range(3)]), ours)
     compare(f"prompts, {dtype}", together, torch.cat(alone))
     compare(f"keys and values, {dtype}", ours.data, theirs.data)
     new = torch.randn(2, 64).to(dtype)
     expected = model.decode(new, [1, 0], theirs)
-    compare(f"a decode step, {dtype}", fused(new, torch.tensor([1, 0]), torch.tensor([5, 135]), ours), expected)
+    compare(f"a decode step, {dtype}", fused(new, torch.tensor([1, 0]), torch.tensor([3, 131]), ours), expected)
 
 
 def turned() -> None:
@@ -111,7 +114,8 @@ def turned() -> None:
 
 
 def flow_stage(n: int, dtype: torch.dtype) -> None:
-    """A stage of the estimator for three blocks: one behind a past, a short one at the start, and a spare row."""
+    """A stage of the estimator for two blocks: one behind a past, and a short one at the start (100 frames) or a spare
+    row (50 frames). Triton's interpreter takes milliseconds for each row of each kernel."""
     config = FlowDecoderConfig(n_channels=16, n_heads=2, d_head=16, n_blocks=1, n_mid_stages=0)
     shapes = {
         "s.0.mlp.1.weight": (16, config.d_time), "s.0.mlp.1.bias": (16,),
@@ -132,11 +136,12 @@ def flow_stage(n: int, dtype: torch.dtype) -> None:
     random = PassMemory(layout, 9, torch.zeros(1, dtype=dtype))
     random.kv[0][:, :, 2:].normal_()
     random.contexts[1:].normal_()
-    own = [[5, 1], [7, 8], [1, 1]]
-    table = torch.tensor([[2, 3, 4, 0, *own[0]], [0, 0, 0, 0, *own[1]], [0, 0, 0, 0, *own[2]]])[:, : 4 + n // 50]
-    n_past, n_frames = torch.tensor([150, 0, 0]), torch.tensor([n, n - 6, n])
-    ends = torch.tensor([[4, 0, 0], [5, 6, 1]])
-    features, times = torch.randn(6, n, 12).to(dtype), torch.randn(1, 6, 16).to(dtype)
+    is_short = n == 100
+    own = [[5, 1], [7, 8] if is_short else [1, 1]]
+    table = torch.tensor([[2, 3, 4, 0, *own[0]], [0, 0, 0, 0, *own[1]]])[:, : 4 + n // 50]
+    n_past, n_frames = torch.tensor([150, 0]), torch.tensor([n, n - 6 if is_short else n])
+    ends = torch.tensor([[4, 0], [5, 6 if is_short else 1]])
+    features, times = torch.randn(4, n, 12).to(dtype), torch.randn(1, 4, 16).to(dtype)
     made = []
     for is_fused in (False, True):
         memory = PassMemory(layout, 9, torch.zeros(1, dtype=dtype))
@@ -153,7 +158,8 @@ def flow_stage(n: int, dtype: torch.dtype) -> None:
     (plain, theirs), (fused, ours) = made
     name = f"{n} frames, {dtype}"
     compare(f"a stage of the flow, {name}", fused[:2], plain[:2])
-    compare(f"a short block, {name}", fused[2:4, : n - 6], plain[2:4, : n - 6])
+    if is_short:
+        compare(f"a short block, {name}", fused[2:4, : n - 6], plain[2:4, : n - 6])
     compare(f"pages, {name}", ours.kv[0][:, :, 4:12], theirs.kv[0][:, :, 4:12])
     compare(f"contexts, {name}", ours.contexts[5:7], theirs.contexts[5:7])
 
