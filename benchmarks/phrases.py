@@ -43,7 +43,7 @@ def main() -> None:
     flags.add_argument("--older", type=Path, metavar="DIR", help="a checkout of older code, to compare with")
     chosen = flags.parse_args()
     if chosen.quick:
-        chosen.calls, chosen.turns = "1", 20
+        chosen.calls, chosen.turns = "1", 8
     windows = []
     for calls in (int(word) for word in chosen.calls.split(",")):
         for package in (None, chosen.older) if chosen.older else (None,):

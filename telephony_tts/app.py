@@ -170,7 +170,7 @@ async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
 def _wanted(config: Config) -> list[str]:
     """Names of the engines to run: the default, then the others that are installed or configured. An engine of the
     fallback that is not installed fails when it starts, and says how to install it."""
-    others = [name for name in ("hibari", "espeak") if installed(name)]
+    others = [name for name, n_workers in config.engines.n_workers.items() if n_workers and installed(name)]
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
     if config.engines.remote.target is not None:
@@ -187,7 +187,9 @@ def _absent(wanted: list[str]) -> list[AbsentEngine]:
     if "espeak" not in wanted:
         espeak = EspeakEngine()
         languages = tuple(lang for voice in espeak.voices for lang in voice.languages)
-        absent.append(AbsentEngine("espeak", languages, espeak.check, "pip install 'telephony-tts[espeak]'"))
+        is_off = installed("espeak")
+        how = "set engines.espeak.workers to 1 or more" if is_off else "pip install 'telephony-tts[espeak]'"
+        absent.append(AbsentEngine("espeak", languages, espeak.check, how))
     if "cosyvoice2" not in wanted:
         how = "get its model and set engines.cosyvoice2.model (docs/cosyvoice2.md)"
         absent.append(AbsentEngine("cosyvoice2", LANGUAGES, lambda utterance: check_letters(utterance.text), how))
@@ -979,7 +981,7 @@ def config_of_front(config: Config, number: int, n: int) -> Config:
     serve at once, and of the memory for audio."""
 
     def part(whole: int) -> int:
-        return max(1, whole // n + (number < whole % n))
+        return max(min(1, whole), whole // n + (number < whole % n))
 
     engines, phrases, sounds = config.engines, config.phrases, config.sounds
     return replace(

@@ -48,12 +48,16 @@ ENGINES = (*LOCAL_ENGINES, "remote", "ray")
 
 @dataclass(frozen=True, slots=True)
 class HibariSettings:
-    workers: Annotated[int, Between(1, 64)] = 2
+    """`workers`: 0 leaves the engine out."""
+
+    workers: Annotated[int, Between(0, 64)] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class EspeakSettings:
-    workers: Annotated[int, Between(1, 64)] = 2
+    """`workers`: 0 leaves the engine out."""
+
+    workers: Annotated[int, Between(0, 64)] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,11 @@ class EngineSettings:
         """All engines that there can be."""
         return (*ENGINES, *self.others)
 
+    @property
+    def n_workers(self) -> dict[str, int]:
+        """Of the engines that 0 workers leave out."""
+        return {"hibari": self.hibari.workers, "espeak": self.espeak.workers}
+
     def conflicts(self) -> Iterator[str]:
         if self.default not in self.names:
             yield f"default: {show(self.default)} is wrong; expected one of {', '.join(self.names)}"
@@ -211,6 +220,10 @@ class EngineSettings:
             yield "ray.address: missing; ray is the default engine and needs a Ray cluster, for example auto"
         if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
             yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
+        for engine, n_workers in self.n_workers.items():
+            if n_workers == 0 and (engine == self.default or engine in self.fallback):
+                used = "the default engine" if engine == self.default else "in fallback"
+                yield f"{engine}.workers: 0 leaves the engine out, but {engine} is {used}"
         for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
             if value_s >= self.timeout_s:
                 yield f"{name}: {value_s:g} is not below timeout_s ({self.timeout_s:g}), which ends the turn first"

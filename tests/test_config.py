@@ -236,6 +236,9 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
              "expected cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
             for device in ("gpu", "CUDA", "cuda:", "cuda:-1", "cuda:01", "cuda:100", "cpu:0", "mps")
         ),
+        ("engines: {hibari: {workers: 0}}", "engines.hibari.workers: 0 leaves the engine out, but hibari is the def"),
+        ("engines: {fallback: [espeak], espeak: {workers: 0}}", "engines.espeak.workers: 0 leaves the engine out, b"),
+        ("engines: {hibari: {workers: -1}}", "engines.hibari.workers: -1 is wrong; expected a whole number from 0 "),
         ("lm_dtype: int8", 'lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? Allowed here: server, '),
         ("engines: {lm_dtype: int8}", 'engines.lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? '),
         ("cosyvoice2: {lm_dtype: int8}", 'cosyvoice2: unknown key. Did you mean "engines.cosyvoice2"? '),

@@ -7,6 +7,9 @@ import argparse
 import gc
 import math
 import multiprocessing
+import os
+import queue
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,8 @@ from torture.violations import CHECKS, Tally, Violation
 
 _BATCH = 20
 """Calls between two samples of the memory."""
+_SAY_S, _LOOK_S = 60.0, 5.0
+"""Between two lines of progress, and between two looks whether a process has died."""
 _ROUND_STEPS, _ROUND_S = 5, 3.0
 """Of a round of a real server, between two samples of its memory."""
 _PEAK = 2
@@ -44,11 +49,10 @@ def run_soak(chosen: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     n_each = math.ceil(chosen.calls / chosen.processes)
     parts = [
-        (chosen.seed * 1_000_000 + at * n_each, min(n_each, chosen.calls - at * n_each), chosen.call_minutes)
+        range(chosen.seed * 1_000_000 + at * n_each, chosen.seed * 1_000_000 + min((at + 1) * n_each, chosen.calls))
         for at in range(chosen.processes)
     ]
-    with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
-        shares = pool.starmap(soak, parts)
+    shares = soak(parts, chosen.call_minutes, lambda line: print(line, flush=True))
     tally = Tally()
     for share in shares:
         tally.add(share.tally)
@@ -170,18 +174,64 @@ def _numbered(processes: Mapping[str, int]) -> dict[str, int]:
     return named
 
 
-def soak(first: int, n_calls: int, minutes: float) -> Share:
-    """The calls of these seeds."""
+def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None]) -> list[Share]:
+    """Run the calls of these seeds, each part in a process, and say every minute how far they are. Ctrl-C ends it: the
+    calls of whole batches count."""
+    context = multiprocessing.get_context("spawn")
+    done: multiprocessing.Queue[tuple[int, Tally, int]] = context.Queue()
+    processes = [
+        context.Process(target=run_part, args=(at, part, minutes, done), daemon=True) for at, part in enumerate(parts)
+    ]
+    shares = [Share(Tally(), []) for _ in parts]
+    n_left = sum(len(range(0, len(part), _BATCH)) for part in parts)
+    begun_s = said_s = time.monotonic()
+    try:
+        for process in processes:
+            process.start()
+        while n_left:
+            try:
+                at, found, size_kib = done.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if any(process.exitcode for process in processes):
+                    raise RuntimeError("a process of the soak ended early; its error is above") from None
+                continue
+            n_left -= 1
+            shares[at].tally.add(found)
+            shares[at].resident_kib.append(size_kib)
+            if time.monotonic() > said_s + _SAY_S or not n_left:
+                said_s = time.monotonic()
+                say(_progress(shares, sum(map(len, parts)), said_s - begun_s))
+    except KeyboardInterrupt:
+        say("stopped: what follows is of the calls that were judged before")
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    return shares
+
+
+def _progress(shares: Sequence[Share], n_calls: int, seconds: float) -> str:
+    counts = sum((share.tally.counts for share in shares), Counter[str]())
+    n_violations = sum(len(share.tally.violations) for share in shares)
+    return (
+        f"{seconds / 60:6.1f} min: {counts['calls']:,} of {n_calls:,} calls, {counts['turns']:,} turns, "
+        f"{n_violations} violations"
+    )
+
+
+def run_part(at: int, seeds: range, minutes: float, done: multiprocessing.Queue[tuple[int, Tally, int]]) -> None:
+    """The main function of a process of the soak: the calls of these seeds. After each batch, what was found and the
+    memory go to `done`."""
     from torture.virtual_calls import run_calls
 
-    share = Share(Tally(), [])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
     gc.set_threshold(50_000)  # a collection after each batch finds what is left
-    for at in range(first, first + n_calls, _BATCH):
-        share.tally.add(run_calls(range(at, min(at + _BATCH, first + n_calls)), minutes, at_once=4))
+    for first in range(0, len(seeds), _BATCH):
+        found = run_calls(seeds[first : first + _BATCH], minutes, at_once=4)
         gc.collect()
         give_back_unused()
-        share.resident_kib.append(resident_kib(multiprocessing.current_process().pid or 0))
-    return share
+        done.put((at, found, resident_kib(os.getpid())))
 
 
 def n_wrong(tally: Tally, check: str) -> int:

@@ -32,7 +32,8 @@ _DRAIN_S = 10.0
 _LOOK_S = 10.0
 SETTINGS = (
     "server.port=0", "server.drain_s=3", "server.slow_reader_s=1", f"server.ping_interval_s={PING_S}",
-    "engines.default=fake", "engines.routes={}", "limits.calls=1000", "limits.max_frame_lateness_ms=10000",
+    "engines.default=fake", "engines.hibari.workers=0", "engines.espeak.workers=0", "engines.routes={}",
+    "limits.calls=1000", "limits.max_frame_lateness_ms=10000",
     "speech.detect_language=false", "limits.call_claim_s=10", "vendors.rejoin_s=1", "log.format=json",
 )  # fmt: skip
 _DESCRIPTORS = 220

@@ -14,7 +14,8 @@ def announced(
     started: Sequence[str], *flags: str, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[str]]:
     """A real server, and the lines that it prints until it is ready."""
-    command = [*started, "serve", "--port", "0", "--set", "engines.default=fake", *flags]
+    command = [*started, "serve", "--port", "0", "--set", "engines.default=fake",
+               "--set", "engines.hibari.workers=0", *flags]  # fmt: skip
     served = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd,
         env={**os.environ, **(environment or {})},

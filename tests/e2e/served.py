@@ -15,13 +15,15 @@ from pathlib import Path
 
 @contextmanager
 def process(*arguments: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `telephony-tts serve` with the fake engine, once it is ready. It logs to `log`, else to its pipe, which
+    """A real `telephony-tts serve` with the fake engine and without the embedded voice, which takes
+    as long to load as all else, once it is ready. It logs to `log`, else to its pipe, which
     holds 64 kB."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set", "engines.default=fake",
-               "--set", "limits.max_frame_lateness_ms=10000", *arguments]  # fmt: skip
+               "--set", "engines.hibari.workers=0", "--set", "limits.max_frame_lateness_ms=10000",
+               *arguments]  # fmt: skip
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     with open(log, "w") if log is not None else nullcontext(subprocess.PIPE) as stderr:
         served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)

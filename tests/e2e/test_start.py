@@ -12,7 +12,7 @@ from served import process
 
 pytestmark = pytest.mark.slow
 
-TONES = ("--set", "engines.default=fake", "--port", "0")
+TONES = ("--set", "engines.default=fake", "--set", "engines.hibari.workers=0", "--port", "0")
 PASSPHRASE = "correct horse battery staple"
 Ended = tuple[int, str]
 """Exit status and output."""

@@ -126,6 +126,7 @@ def front_server(
     command = [
         sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", "--set", f"server.processes={n}",
         "--set", f"server.runtime_folder={runtime}", "--set", "engines.default=fake",
+        "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false",
         "--set", "limits.max_frame_lateness_ms=10000", "--set", "speech.first_clause_chars=0",
     ]  # fmt: skip
     for setting in settings:

@@ -463,7 +463,8 @@ def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(shor
 
 def serve(*settings: str, folder: Path, within_s: float = 60) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", "--set", "server.processes=2",
-               "--set", f"server.runtime_folder={folder}", "--set", "engines.default=fake"]  # fmt: skip
+               "--set", f"server.runtime_folder={folder}", "--set", "engines.default=fake",
+               "--set", "engines.hibari.workers=0"]  # fmt: skip
     for setting in settings:
         command += ["--set", setting]
     return subprocess.run(command, capture_output=True, text=True, timeout=within_s)

@@ -70,8 +70,8 @@ def windows() -> None:
 
 
 def language_model(dtype: torch.dtype) -> None:
-    """Prompts of two slots in one batch, then a decode step of both, against each slot by itself. The first prompt goes on
-    behind ids that PyTorch has read, over the border of a block of keys."""
+    """Prompts of two slots in one batch, then a decode step of both, against each slot by itself. The first prompt goes
+    on behind ids that PyTorch has read, over the border of a block of keys."""
     config = LmConfig(n_text_rows=8, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48)
 
     def matrix(n: int, d: int, norm: bool = False) -> FloatMatrix:
