@@ -187,8 +187,9 @@ def _interruption(chosen: argparse.Namespace, doors: list[str]) -> dict[str, Any
 def _http(chosen: argparse.Namespace, _doors: list[str]) -> dict[str, Any]:
     """Calls speak tones while HTTP requests are spoken by the embedded voice."""
     load_core = cores()[1]
-    args = ("--set", "engines.default=fake", "--set", "engines.hibari.workers=2", "--set", "speech.lead_ms=200")
-    with ServerProcess("serve", (*args, "--instant"), priority=chosen.priority) as server, ThreadPoolExecutor(2) as pool:
+    settings = ("engines.default=fake", "engines.hibari.workers=2", "speech.lead_ms=200")
+    args = [word for setting in settings for word in ("--set", setting)] + ["--instant"]
+    with ServerProcess("serve", args, priority=chosen.priority) as server, ThreadPoolExecutor(2) as pool:
         common = {"port": server.port, "server_pid": server.pid}
         streams = {**common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120}
         calls = {

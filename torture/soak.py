@@ -174,16 +174,17 @@ def _numbered(processes: Mapping[str, int]) -> dict[str, int]:
     return named
 
 
-def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None]) -> list[Share]:
+def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, batch: int = _BATCH) -> list[Share]:
     """Run the calls of these seeds, each part in a process, and say every minute how far they are. Ctrl-C ends it: the
-    calls of whole batches count."""
+    calls of whole batches count. Raises RuntimeError if a process ends early."""
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue[tuple[int, Tally, int]] = context.Queue()
     processes = [
-        context.Process(target=run_part, args=(at, part, minutes, done), daemon=True) for at, part in enumerate(parts)
+        context.Process(target=run_part, args=(at, part, batch, minutes, done), daemon=True)
+        for at, part in enumerate(parts)
     ]
     shares = [Share(Tally(), []) for _ in parts]
-    n_left = sum(len(range(0, len(part), _BATCH)) for part in parts)
+    n_left = sum(len(range(0, len(part), batch)) for part in parts)
     begun_s = said_s = time.monotonic()
     try:
         for process in processes:
@@ -192,7 +193,8 @@ def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None]) -> 
             try:
                 at, found, size_kib = done.get(timeout=_LOOK_S)
             except queue.Empty:
-                if any(process.exitcode for process in processes):
+                ended = [process.exitcode for process in processes]
+                if any(ended) or None not in ended:
                     raise RuntimeError("a process of the soak ended early; its error is above") from None
                 continue
             n_left -= 1
@@ -220,15 +222,17 @@ def _progress(shares: Sequence[Share], n_calls: int, seconds: float) -> str:
     )
 
 
-def run_part(at: int, seeds: range, minutes: float, done: multiprocessing.Queue[tuple[int, Tally, int]]) -> None:
+def run_part(
+    at: int, seeds: range, batch: int, minutes: float, done: multiprocessing.Queue[tuple[int, Tally, int]]
+) -> None:
     """The main function of a process of the soak: the calls of these seeds. After each batch, what was found and the
     memory go to `done`."""
     from torture.virtual_calls import run_calls
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
     gc.set_threshold(50_000)  # a collection after each batch finds what is left
-    for first in range(0, len(seeds), _BATCH):
-        found = run_calls(seeds[first : first + _BATCH], minutes, at_once=4)
+    for first in range(0, len(seeds), batch):
+        found = run_calls(seeds[first : first + batch], minutes, at_once=4)
         gc.collect()
         give_back_unused()
         done.put((at, found, resident_kib(os.getpid())))

@@ -170,3 +170,25 @@ def test_without_its_package_there_is_no_detector_and_no_message(monkeypatch: py
     assert told() == "de" and told(detect_language=False) is None
     monkeypatch.setattr(app, "installed", lambda part: False)
     assert told() is None
+
+
+def test_an_engine_with_0_workers_is_left_out_in_each_front() -> None:
+    def there(**workers: int) -> list[str]:
+        overrides = {f"engines.{name}.workers": n for name, n in workers.items()}
+        loaded = config.load(None, {"engines.default": "fake", **overrides}, {})
+        catalog = app.build_catalog(app.config_of_front(loaded, 1, 2))
+        return sorted(engine.name for engine in catalog.engines)
+
+    espeak = ["espeak"] if app.installed("espeak") else []
+    assert there() == [*espeak, "fake", "hibari"]
+    assert there(hibari=0) == [*espeak, "fake"]
+    assert there(hibari=0, espeak=0) == ["fake"]
+
+
+@pytest.mark.parametrize(("is_there", "how"), [(True, "set engines.espeak.workers"), (False, "pip install")])
+def test_a_refusal_says_how_to_get_the_engine_that_is_left_out(
+    is_there: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "installed", lambda part: is_there)
+    settings = {"engines.espeak.workers": 0, "engines.routes": {}}
+    assert how in refusal(app.build_catalog(config.load(None, settings, {})), "привет")
