@@ -1,39 +1,30 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
-There are three passes, by the marks of the tests. `timed` tests judge the clock and mostly wait; two run at a time.
-Tests marked `alone` judge the clock or the machine and compute much; they run one at a time, after the timed ones.
-Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
-every other process at once, so they do not make the others late.
+There are three passes, by the marks of the tests, one after the other. First the unmarked tests, in one process more
+than there are cores, because a `slow` test often waits. Then the tests marked `timed`, which judge the clock and mostly
+wait. Tests marked `alone` judge the clock or the machine and compute much; they run one at a time.
 
-A test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts: the
-passes take each other's CPU time, which no user's machine does. The report lists these tests.
-
-The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
-quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.
+A test that failed runs once more at the end, when nothing else does, and that verdict counts: tests take each other's
+CPU time, which no user's machine does. The report lists these tests.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
-N_TIMED = 2
+N_TIMED = 3
 """So many timed tests run at a time, on however many cores. They mostly wait."""
-N_WAITING = 2
-"""So many more unmarked tests run beside the others than there are cores: a `slow` test often waits for a process."""
-MIN_IDLE_SHARE = 0.6
-"""Of the cores' time, for a machine that counts as quiet."""
+N_WAITING = 1
+"""So many more unmarked tests run at a time than there are cores: a `slow` test often waits for a process."""
 MAX_AGAIN = 20
 """With more tests that failed something is broken, and they are not run again."""
 
@@ -64,32 +55,25 @@ def combined(statuses: Iterable[int]) -> int:
 
 def run(n_processes: int, options: Sequence[str]) -> int:
     """Run all passes; returns the exit status."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryDirectory() as folder:
         retried, failures = Path(folder, "retried"), Path(folder, "failures")
         passes: list[Pass] = []
 
-        def begin(name: str, n_at_a_time: int, *more: str, report: IO[bytes] | None = None) -> Pass:
-            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", *more], report))
-            return passes[-1]
+        def begin(name: str, n_at_a_time: int, option: str) -> int:
+            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", option]))
+            return passes[-1].wait()
 
         to = f"--failures-to={failures}"
-
-        def judge_the_clock() -> list[int]:
-            n_timed = N_TIMED if n_processes > 1 else 1
-            return [begin("timed", n_timed, to).wait(), begin("alone", 1, to).wait()]
-
+        is_parallel = n_processes > 1
         try:
-            if n_processes < 2 or not is_quiet():
-                statuses = [begin("beside", n_processes, to).wait(), *judge_the_clock()]
-            else:
-                beside = begin("beside", n_processes + N_WAITING, to, report=output)
-                statuses = judge_the_clock()
-                set_scheduler(beside.process.pid, os.SCHED_OTHER)
-                statuses.append(beside.wait())
-                show(beside, output)
+            statuses = [
+                begin("beside", n_processes + (N_WAITING if is_parallel else 0), to),
+                begin("timed", N_TIMED if is_parallel else 1, to),
+                begin("alone", 1, to),
+            ]
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
-                statuses = [begin("again", 1, f"--only-these={failures}").wait()]
+                statuses = [begin("again", 1, f"--only-these={failures}")]
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -109,65 +93,13 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def is_quiet(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
-    """Whether the passes may overlap: the cores are mostly free, and no container's quota limits their use.
-
-    The load average is no measure: it still contains the installation and the checks that ran before.
-    """
-    if not hasattr(os, "SCHED_IDLE") or idle_share() < MIN_IDLE_SHARE:
-        return False
-    try:
-        return limits.read_text(encoding="ascii").startswith("max")
-    except OSError:
-        return True
-
-
-def idle_share(watched_s: float = 2.0, counters: Path = Path("/proc/stat")) -> float:
-    """The share of the time of all cores in which they had nothing to do, from now on for `watched_s` seconds."""
-
-    def read() -> tuple[int, int]:
-        ticks = [int(each) for each in counters.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-        return ticks[3] + ticks[4], sum(ticks)  # the fourth and fifth are idle time, without and with pending I/O
-
-    try:
-        idle, total = read()
-        time.sleep(watched_s)
-        idle_after, total_after = read()
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return (idle_after - idle) / max(1, total_after - total)
-
-
-def set_scheduler(pid: int, policy: int) -> None:
-    """Put a process and its descendants into a scheduler class. Only root may take them out of the idle class."""
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
-            for child in (thread / "children").read_text(encoding="ascii").split():
-                set_scheduler(int(child), policy)
-
-
-def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
-    """Start a pass. With `output` its report goes there, and it gets only idle CPU time."""
+def start(name: str, n_processes: int, options: Sequence[str]) -> Pass:
+    """Start a pass."""
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    print(f"== {name}{': in the background, its report follows' if output else ''}", flush=True)
-    process = subprocess.Popen([*command, *options], stdout=output, preexec_fn=give_way if output else None)
-    return Pass(name, process, time.monotonic())
-
-
-def give_way() -> None:
-    """Let this process and its children run only in idle CPU time."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def show(each: Pass, output: IO[bytes]) -> None:
-    """Print the report of a pass that ran in the background."""
-    print(f"\n== {each.name}", flush=True)
-    output.seek(0)
-    sys.stdout.buffer.write(output.read())
-    sys.stdout.flush()
+    print(f"== {name}", flush=True)
+    return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -46,46 +44,6 @@ def test_the_status_of_all_passes(statuses: tuple[int, ...], whole: int) -> None
     assert run_all.combined(statuses) == whole
 
 
-@pytest.mark.parametrize(
-    ("idle_share", "text", "is_quiet"),
-    [(0.9, "max 100000\n", True), (0.9, None, True), (0.9, "200000 100000\n", False), (0.3, None, False)],
-)
-def test_passes_overlap_on_a_quiet_machine_without_a_cpu_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_share: float, text: str | None, is_quiet: bool
-) -> None:
-    monkeypatch.setattr(run_all, "idle_share", lambda: idle_share)
-    if text is not None:
-        (tmp_path / "cpu.max").write_text(text)
-    assert run_all.is_quiet(tmp_path / "cpu.max") == is_quiet
-
-
-def test_the_idle_share_is_that_of_the_time_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine was busy since its start, and has two of three ticks free now."""
-    counters = tmp_path / "stat"
-    counters.write_text("cpu  900 0 100 50 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
-    after = "cpu  920 5 105 100 10 0 0 0 77 0\ncpu0 1 1 1 1\n"
-    monkeypatch.setattr(time, "sleep", lambda seconds: counters.write_text(after))
-    assert run_all.idle_share(2.0, counters) == pytest.approx(60 / 90)
-    assert run_all.idle_share(2.0, tmp_path / "none") == 0.0
-
-
-def test_a_process_and_its_children_leave_the_idle_class() -> None:
-    """Nothing here runs in the idle class, which would take minutes on a busy machine."""
-    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [parent.pid, int(parent.stdout.readline())]
-        try:
-            run_all.set_scheduler(parent.pid, os.SCHED_IDLE)
-            assert [os.sched_getscheduler(pid) for pid in pids] == [os.SCHED_IDLE] * 2
-            if os.geteuid() == 0:
-                run_all.set_scheduler(parent.pid, os.SCHED_OTHER)
-                assert [os.sched_getscheduler(pid) for pid in pids] == [os.SCHED_OTHER] * 2
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-
-
 def project(folder: Path, is_well: bool = True) -> None:
     (folder / "test_it.py").write_text(ONE_OF_EACH.format(is_well=is_well))
     (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
@@ -100,21 +58,18 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-OVERLAPPING = """
+ONE_PROCESS_EACH = """
 import sys, run_all
 
 run_all.N_TIMED, run_all.N_WAITING = 1, 0  # there is one file, so more processes would only start and end
-run_all.is_quiet, run_all.give_way = lambda: {is_quiet}, lambda: None
 sys.exit(run_all.run({n_processes}, sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("n_processes", "is_quiet", "is_well"), [(1, True, True), (2, True, False), (2, False, True)])
-def test_all_passes_run_and_one_failure_fails_the_run(
-    tmp_path: Path, n_processes: int, is_quiet: bool, is_well: bool
-) -> None:
+@pytest.mark.parametrize(("n_processes", "is_well"), [(1, True), (2, False)])
+def test_all_passes_run_and_one_failure_fails_the_run(tmp_path: Path, n_processes: int, is_well: bool) -> None:
     project(tmp_path, is_well=is_well)
-    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=n_processes, is_quiet=is_quiet))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=n_processes))
     assert done.returncode == int(not is_well), done.stdout
     passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
     assert passed == {"unmarked", "slow", "timed"} | ({"alone"} if is_well else set())
@@ -128,7 +83,7 @@ class Ended:
         return 0
 
 
-@pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (4, 2, 1)), (8, (10, 2, 1))])
+@pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (3, 3, 1)), (8, (9, 3, 1))])
 def test_so_many_tests_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, n_processes: int, sizes: tuple[int, int, int]
 ) -> None:
@@ -140,8 +95,6 @@ def test_so_many_tests_run_at_a_time(
         return run_all.Pass(name, Ended(), 0.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run_all, "start", start)
-    monkeypatch.setattr(run_all, "is_quiet", lambda: True)
-    monkeypatch.setattr(run_all, "set_scheduler", lambda *_: None)
     assert run_all.run(n_processes, []) == 0
     assert (begun["beside"], begun["timed"], begun["alone"]) == sizes
 
@@ -175,7 +128,7 @@ def test_a_test_that_failed_beside_others_runs_once_more_at_the_end(
     """Its second verdict counts, and no other test's failure is forgotten."""
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(timed=timed, unmarked=unmarked))
-    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
     assert done.returncode == status, done.stdout
     failing = {name: n for name, n in (("timed", timed), ("unmarked", unmarked)) if n}
     for name in ("timed", "unmarked"):
@@ -201,7 +154,7 @@ def test_timed(n):
 def test_when_many_tests_fail_they_do_not_run_again(tmp_path: Path) -> None:
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(MANY_FAIL)
-    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
     assert done.returncode == 1 and "== again" not in done.stdout and done.stdout.count("21 failed") == 1
 
 
@@ -281,7 +234,7 @@ def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Pat
     (tmp_path / "test_it.py").write_text(HANGS)
     with (tmp_path / "pytest.ini").open("a", encoding="utf-8") as file:
         file.write(f"faulthandler_timeout = 3\nfaulthandler_exit_on_timeout = {ours['faulthandler_exit_on_timeout']}\n")
-    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
     assert done.returncode == 1, done.stdout
     assert set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout)) == {"timed", "alone", "unmarked"}
     ended = set(re.findall(r"crashed while running '?test_it.py::test_(\w+)", done.stdout))

@@ -1,7 +1,7 @@
 """Our server as a benchmark starts it: the real composition root on a free port, with settings from `--set KEY=VALUE`.
 
 `--instant` caches what the fake engine renders: a repeated sentence costs nothing, so only the server is measured.
-With the fake engine as the default, the embedded voices are left out if their workers are not set.
+An embedded voice that is not the default is left out if its workers are not set.
 `--profile OUT` writes a cProfile of the event loop's thread at the end. `--switch S` sets the interpreter's switch
 interval. `--patch NAME` applies an experiment of experiments.py.
 """
@@ -40,10 +40,9 @@ def main() -> None:
     for word in chosen.settings:
         key, _, value = word.partition("=")
         overrides[key] = yaml.safe_load(value)
-    if overrides.get("engines.default") == "fake":
-        # The other voices take more of the start and of the memory than the server itself.
-        for key in ("engines.hibari.workers", "engines.espeak.workers"):
-            overrides.setdefault(key, 0)
+    for name in {"hibari", "espeak"} - {overrides.get("engines.default", "hibari")}:
+        # An embedded voice takes as much of the start and of the memory as all else.
+        overrides.setdefault(f"engines.{name}.workers", 0)
     if chosen.instant:
         fake.render = lru_cache(maxsize=4096)(fake.render)
     for name in chosen.patch:

@@ -278,7 +278,8 @@ def test_calls_live_on_when_the_engines_process_is_killed(model_dir: Path) -> No
         async with asyncio.timeout(60):
             await talk(port, pid)
 
-    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}",
+                 "--set", "engines.hibari.workers=1"]  # fmt: skip
     with process(*arguments) as (served, port):
         asyncio.run(main(port, engine_pid(served)))
         served.send_signal(signal.SIGTERM)

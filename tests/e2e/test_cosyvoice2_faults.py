@@ -99,7 +99,8 @@ def test_a_non_finite_word_and_then_a_damaged_checkpoint(model_dir: Path) -> Non
             for bot in bots:
                 await bot.aclose()
 
-    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}",
+                 "--set", "engines.hibari.workers=1"]  # fmt: skip
     with process(*arguments) as (served, port):
         asyncio.run(main(port, engine_pid(served)))
         served.send_signal(signal.SIGTERM)

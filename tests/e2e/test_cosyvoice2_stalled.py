@@ -40,7 +40,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 def served(model_dir: Path, use: Callable[[int, int], Awaitable[None]], **engines: float) -> str:
     """Run `use` with a server's port and its engine's pid, stop the server, and return its log."""
-    settings = {"default": "cosyvoice2", "cosyvoice2.model": model_dir, **engines}
+    settings = {"default": "cosyvoice2", "cosyvoice2.model": model_dir, "hibari.workers": 1, **engines}
     arguments = [each for name, value in settings.items() for each in ("--set", f"engines.{name}={value}")]
 
     async def bounded(port: int, pid: int) -> None:

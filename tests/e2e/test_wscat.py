@@ -105,7 +105,7 @@ def typing(program: Path, url: str, *flags: str) -> Iterator[Typist]:
 
 def test_a_typed_line_is_spoken_and_a_typed_clear_stops_it(wscat: Path) -> None:
     with (
-        process("--set", "engines.default=hibari") as (_, port),
+        process("--set", "engines.default=hibari", "--set", "engines.hibari.workers=2") as (_, port),
         typing(wscat, f"ws://127.0.0.1:{port}/v1/stream") as person,
     ):
         ready = person.read_until("ready")
@@ -180,7 +180,7 @@ def test_the_lines_on_the_page_of_the_examples(wscat: Path) -> None:
     url, typed = wscat_block()
     assert len(typed) == 2
     with (
-        process("--set", "engines.default=hibari") as (_, port),
+        process("--set", "engines.default=hibari", "--set", "engines.hibari.workers=2") as (_, port),
         typing(wscat, url.replace(":8080", f":{port}")) as person,
     ):
         person.read_until("ready")

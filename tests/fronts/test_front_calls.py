@@ -679,5 +679,7 @@ def test_nothing_went_wrong_meanwhile(server: FrontServer) -> None:
     """The last test of this file: what the server has logged."""
     bad = [line for line in server.log if line["level"] in ("error", "critical")]
     assert [line for line in bad if line["event"] != "refused"] == []
-    warnings = {line["event"] for line in server.log if line["level"] == "warning"}
-    assert warnings <= {"refused", "unclaimed", "media_message_refused"}
+    warnings = [line for line in server.log if line["level"] == "warning"]
+    # A connection that comes at once after a stop may be offered to the front that was stopped.
+    told = [line for line in warnings if line["event"] != "front_silent" or not server.was_stopped(line)]
+    assert {line["event"] for line in told} <= {"refused", "unclaimed", "media_message_refused"}

@@ -28,6 +28,7 @@ class LateNetwork:
         self._free_s = [0.0, 0.0]
         """When each direction can carry the next piece."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_ended = False
 
     def go(self) -> None:
         """From now on nothing arrives, at either end."""
@@ -38,11 +39,25 @@ class LateNetwork:
         self._is_there.set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        if self._has_ended:
+            writer.transport.abort()
+            return
+        connecting = self._keep(asyncio.create_task(self._connect(reader, writer)))
+        await asyncio.wait([connecting])
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except BaseException:
+            writer.transport.abort()
+            raise
         for at, (come, go) in enumerate(((reader, server_writer), (server_reader, writer))):
-            task = asyncio.create_task(self._carry(come, go, at))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(asyncio.create_task(self._carry(come, go, at)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int) -> None:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_PIECES)
@@ -79,10 +94,12 @@ class LateNetwork:
                 await writer.drain()
 
     async def end(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Close all connections, also those that a page opens meanwhile."""
+        self._has_ended = True
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

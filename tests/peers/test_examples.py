@@ -30,7 +30,7 @@ Pcm = npt.NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with process("--set", "engines.default=hibari") as (_, port):
+    with process("--set", "engines.default=hibari", "--set", "engines.hibari.workers=2") as (_, port):
         yield port
 
 

@@ -20,7 +20,8 @@ ROOT = HERE.parents[2]
 PEERS = ROOT / ".peers"
 REQUIREMENTS = HERE / "ray.txt"
 INSTALL_S = 600
-START_S = 120
+START_S = 300
+"""Until a command counts as hanging. On a quiet machine it takes ten seconds."""
 
 
 def ray_python() -> Path:
