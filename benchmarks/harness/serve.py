@@ -41,7 +41,7 @@ def main() -> None:
         key, _, value = word.partition("=")
         overrides[key] = yaml.safe_load(value)
     for name in {"hibari", "espeak"} - {overrides.get("engines.default", "hibari")}:
-        # An embedded voice takes as much of the start and of the memory as all else.
+        # An embedded voice would be much of the start and of the memory.
         overrides.setdefault(f"engines.{name}.workers", 0)
     if chosen.instant:
         fake.render = lru_cache(maxsize=4096)(fake.render)

@@ -13,14 +13,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 START_S = 60.0
-"""Beside other tests a start may take many times as long as on a quiet machine."""
+"""Until a start counts as hanging. Beside other tests it waits for a core."""
 
 
 @contextmanager
 def process(*arguments: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `telephony-tts serve` with the fake engine and without the embedded voice, which takes
-    as long to load as all else, once it is ready. It logs to `log`, else to its pipe, which
-    holds 64 kB."""
+    """A real `telephony-tts serve`, once it is ready: with the fake engine, and without the embedded voice, which would
+    be much of its start. It logs to `log`, else to its pipe, which holds 64 kB."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -21,7 +21,7 @@ from telephony_tts.transport.server import Server
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 120
-"""Until a test counts as hanging. Beside other tests two engines may take half a minute to load."""
+"""Until a test counts as hanging. It loads engines, which beside other tests wait for a core."""
 
 
 def settings(**own: Any) -> config.Config:

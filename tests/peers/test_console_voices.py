@@ -393,8 +393,8 @@ def test_a_voice_of_another_key_is_not_shown_and_not_replaced(
 
 
 async def opened(shown: Page, text: str) -> None:
-    for shown_last in ("#lexicons summary", "#voice-list .card"):  # either list may come first
-        await shown.until(f"document.querySelector('{shown_last}') !== null")
+    for selector in ("#lexicons summary", "#voice-list .card"):  # either list may come first
+        await shown.until(f"document.querySelector('{selector}') !== null")
     await shown.click("#lexicons summary")
     await shown.until(f"document.querySelector('#lexicons textarea').value === {text!r}")
 

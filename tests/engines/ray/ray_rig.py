@@ -21,7 +21,7 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = HERE / "ray.txt"
 INSTALL_S = 600
 START_S = 300
-"""Until a command counts as hanging. On a quiet machine it takes ten seconds."""
+"""Until a command counts as hanging. Beside other tests it waits for a core."""
 
 
 def ray_python() -> Path:
