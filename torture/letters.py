@@ -11,6 +11,7 @@ import random
 import numpy as np
 import numpy.typing as npt
 
+from telephony_tts.audio.dtmf import LOW_HZ
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.fake import MS_PER_CHAR, tone_hz
 
@@ -24,7 +25,10 @@ SLOWEST = 0.5
 _QUIETEST = 300
 _BLOCK_MS = 10
 _LEAST_PURE = 0.8
-"""How much of the energy of a frame must be in the tone of a letter. Sounds and tones of keys have less."""
+"""How much of the energy of a frame must be in the tone of a letter. Sounds have less."""
+_MOST_KEY = 0.4
+"""A frame with more than this in the low tone of a key (0.6 of it) is of a key: the high tone of "*" is near a
+letter's, and with a sound under it may be as pure in a frame of 10 ms."""
 _KEPT = 20_000
 
 
@@ -91,8 +95,10 @@ class FrameReader:
         blocks = samples[: n_blocks * n_block].reshape(n_blocks, n_block)
         if self._waves is None:
             at = np.arange(n_block) / self._rate_hz
-            self._waves = np.exp(-2j * np.pi * np.outer(at, [tone_hz(letter) for letter in LETTERS]))
-        strengths = np.abs(blocks @ self._waves).sum(axis=0)
+            tones_hz = [*map(tone_hz, LETTERS), *LOW_HZ]
+            self._waves = np.exp(-2j * np.pi * np.outer(at, tones_hz))
+        strengths, keys = np.split(np.abs(blocks @ self._waves).sum(axis=0), [len(LETTERS)])
         best = int(strengths.argmax())
         whole = float(np.sqrt((blocks * blocks).sum(axis=1) * n_block / 2).sum())
-        return LETTERS[best] if strengths[best] > _LEAST_PURE * whole else ""
+        is_letter = strengths[best] > _LEAST_PURE * whole and keys.max() < _MOST_KEY * whole
+        return LETTERS[best] if is_letter else ""

@@ -70,8 +70,6 @@ def run_soak(chosen: argparse.Namespace) -> int:
         grown, steepness, error = found.values()
         print(f"process {at}: the memory of the last quarter against the second: {grown:+.2f} %")
         print(f"process {at}: {steepness:.0f} ± {error:.0f} KiB per 1000 calls")
-    for each in tally.violations[:5]:
-        print(f"  {each.check}: {each.what} (seed {each.call})")
     limits = [growth_interval(share.resident_kib)[1] for share in shares]
     is_grown = any(most > ALLOWED_GROWTH for most in limits if math.isfinite(most))
     if not all(map(math.isfinite, limits)):
@@ -175,8 +173,8 @@ def _numbered(processes: Mapping[str, int]) -> dict[str, int]:
 
 
 def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, batch: int = _BATCH) -> list[Share]:
-    """Run the calls of these seeds, each part in a process, and say every minute how far they are. Ctrl-C ends it: the
-    calls of whole batches count. Raises RuntimeError if a process ends early."""
+    """Run the calls of these seeds, each part in a process. Say at once what does not hold, and every minute how far
+    they are. Ctrl-C ends it: the calls of whole batches count. Raises RuntimeError if a process ends early."""
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue[tuple[int, Tally, int]] = context.Queue()
     processes = [
@@ -198,6 +196,8 @@ def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, 
                     raise RuntimeError("a process of the soak ended early; its error is above") from None
                 continue
             n_left -= 1
+            for each in found.violations:
+                say(f"  {each.check}: {each.what} (seed {each.call})")
             shares[at].tally.add(found)
             shares[at].resident_kib.append(size_kib)
             if time.monotonic() > said_s + _SAY_S or not n_left:
