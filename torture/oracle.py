@@ -562,7 +562,9 @@ class NativeOracle:
             if code == "internal":
                 self._wrong(v.ANSWERS, "the server had an internal error")
             self._n_invalid -= not event["fatal"]
-        elif code != "turn_closed":
+        elif code == "turn_closed":
+            self._sounds.refused(event["about"])
+        else:
             self._wrong(v.ANSWERS, f"error {code} about {event['about']!r}: {event['message']}")
 
     def _warning(self, turn: TurnTrack | None, event: dict[str, Any]) -> None:

@@ -92,6 +92,10 @@ class SoundRules:
         if self._bed_turn == turn and self._bed_ns is not None:
             self.bed_over(now_ns)
 
+    def refused(self, turn: str) -> None:
+        """Something for a turn was refused, because the server had ended it. That may have been a bad sound."""
+        self._bad[turn] = 0
+
     def error(self, turn: str, code: str, now_ns: int) -> None:
         """An error about a turn's sound came."""
         if code != "bad_sound":

@@ -43,8 +43,12 @@ def engine_pid(server: FrontServer) -> int:
 def request(server: FrontServer, path: str, body: bytes | None = None, method: str = "GET", **headers: str) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, named, method=method)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        return bytes(answer.read())
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as refused:
+        refused.add_note(refused.read().decode())
+        raise
 
 
 def names(server: FrontServer) -> list[str]:

@@ -357,3 +357,14 @@ def test_genesys_refuses_a_call_only_where_there_may_be_no_room(info: str, may_r
     told = {"version": "2", "id": "e160e428", "seq": 1, "clientseq": 0, "type": "disconnect"}
     dialect.read({**told, "parameters": {"reason": "error", "info": info}})
     assert [check for check, _ in dialect.wrong] == [v.CLOSE] * is_wrong
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_bad_sound_for_a_turn_that_the_server_has_ended_is_refused_and_not_looked_for(is_refused: bool) -> None:
+    call = Watched()
+    call.says("b1", "d", 0)
+    call.sends(20, {"type": "play", "turn": "b1", "url": "http://127.0.0.1/sounds/moved.wav?1"})
+    if is_refused:
+        call.gets(21, {"type": "error", "code": "turn_closed", "about": "b1", "message": "", "fatal": False})
+    call.gets(500, {"type": "done", "turn": "b1", "chars": 3, "audio_ms": 200, "underruns": 0})
+    assert call.found(600) == ([] if is_refused else [v.SOUNDS])
