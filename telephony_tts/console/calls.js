@@ -53,7 +53,10 @@ const count = element("span", { className: "hint" });
 const loads = element("span", { className: "hint" });
 const hint = element("p", { className: "hint", hidden: true });
 const silent = element("p", { className: "hint warn", role: "status" });
-const table = element("table", { id: "live" });
+const head = element("thead");
+const body = element("tbody");
+const table = element("table", { id: "live" }, head, body);
+const rows = new Map(); // the name of each call, and its row
 const nobody = element("p", { className: "hint" });
 const listTitle = element("h2", { hidden: true });
 const list = element("div", { id: "recordings", className: "cards" });
@@ -140,31 +143,63 @@ function drawCalls() {
   nobody.hidden = calls.calls.length > 0;
   nobody.textContent = t("nobody");
   const heads = ["call", "door", "legs", "voice", "callState", "age", ...(calls.may_hear ? ["said", ""] : [])];
-  const focused = document.activeElement?.dataset?.key;
   table.hidden = !calls.calls.length;
   table.classList.remove("stale");
-  table.replaceChildren(
-    element("thead", {}, element("tr", {}, ...heads.map((name) => element(name ? "th" : "td", name ? { scope: "col" } : {}, name && t(name))))),
-    element("tbody", {}, ...calls.calls.map(rowOf)),
-  );
-  if (focused) page.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  head.replaceChildren(element("tr", {}, ...heads.map((name) => element(name ? "th" : "td", name ? { scope: "col" } : {}, name && t(name)))));
+  drawRows();
   if (listening && !calls.calls.some(({ call }) => call === listening.call)) stopListening();
 }
 
-function rowOf(call) {
+// A row stays as long as its call: a button that went away between a press and its release would never be clicked, and
+// the focus and a selected text would go with it.
+function drawRows() {
+  const shown = calls.calls.map((call) => {
+    let row = rows.get(call.call);
+    if (row?.mayHear !== calls.may_hear) rows.set(call.call, row = newRow(call.call));
+    fill(row, call);
+    return row;
+  });
+  const wanted = new Set(shown.map((row) => row.line));
+  for (const [name, row] of rows) {
+    if (wanted.has(row.line)) continue;
+    row.line.remove();
+    rows.delete(name);
+  }
+  shown.forEach((row, n) => body.children[n] !== row.line && body.insertBefore(row.line, body.children[n] ?? null));
+}
+
+function newRow(name) {
+  const texts = Array.from({ length: 6 }, (_, n) => element(n ? "td" : "th", n ? {} : { scope: "row" }));
+  const line = element("tr", {}, ...texts);
+  const row = { line, texts, mayHear: calls.may_hear };
+  rows.get(name)?.line.remove();
+  if (!row.mayHear) return row;
+  row.said = element("div"); // always two lines high: the buttons must not move while the text changes
+  row.listen = element("button", { type: "button" });
+  row.listen.dataset.key = `listen ${name}`;
+  row.listen.addEventListener("click", () => (listening?.call === name ? stopListening() : listenTo(name)));
+  row.hang = element("button", { type: "button" });
+  row.hang.dataset.key = `hang ${name}`;
+  row.hang.addEventListener("click", () => hangUp(name));
+  line.append(element("td", { className: "said" }, row.said), element("td", { className: "n" }, row.listen, " ", row.hang));
+  return row;
+}
+
+function fill(row, call) {
   const legs = [call.bot && t("legBot"), call.media && t("legMedia")].filter(Boolean).join(" + ") || "–";
   const state = { speaking: "stateSpeaking", preparing: "statePreparing", silent: "stateSilent", paused: "statePaused" }[call.state];
-  const cells = [call.call, call.door, legs, call.voice, t(state), minutes(call.age_ms)].map((text, n) =>
-    element(n ? "td" : "th", n ? {} : { scope: "row" }, text));
-  if (!calls.may_hear) return element("tr", {}, ...cells);
+  [call.call, call.door, legs, call.voice, t(state), minutes(call.age_ms)].forEach((text, n) => put(row.texts[n], text));
+  if (!row.mayHear) return;
   const isHeard = listening?.call === call.call;
-  const listen = element("button", { type: "button", ariaPressed: String(isHeard) }, t(isHeard ? "stopListening" : "listen"));
-  listen.dataset.key = `listen ${call.call}`;
-  listen.addEventListener("click", () => (isHeard ? stopListening() : listenTo(call.call)));
-  const hang = element("button", { type: "button" }, t(asked === call.call ? "sure" : "hangUp"));
-  hang.dataset.key = `hang ${call.call}`;
-  hang.addEventListener("click", () => hangUp(call.call));
-  return element("tr", {}, ...cells, element("td", { className: "said" }, call.said ?? ""), element("td", { className: "n" }, listen, " ", hang));
+  put(row.said, call.said ?? "");
+  row.said.title = call.said ?? "";
+  row.listen.ariaPressed = String(isHeard);
+  put(row.listen, t(isHeard ? "stopListening" : "listen"));
+  put(row.hang, t(asked === call.call ? "sure" : "hangUp"));
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 async function hangUp(call) {

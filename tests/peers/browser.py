@@ -138,14 +138,16 @@ class Page:
                 await asyncio.sleep(0.02)
             return value
 
-    async def click(self, selector: str) -> None:
-        """With the mouse: a page may make sound only after a click of its user."""
+    async def click(self, selector: str, held_until: str = "true") -> None:
+        """With the mouse: a page may make sound only after a click of its user. The button of the mouse is held until
+        this expression is true."""
         found = f"document.querySelector({json.dumps(selector)})"
         box = await self.evaluate(
             f"({found}.scrollIntoView({{block: 'nearest'}}), {found}.getBoundingClientRect().toJSON())"
         )
         at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
         await self._ask("Input.dispatchMouseEvent", type="mousePressed", **at)
+        await self.until(held_until)
         await self._ask("Input.dispatchMouseEvent", type="mouseReleased", **at)
 
     async def press(self, key: str, text: str = "") -> None:

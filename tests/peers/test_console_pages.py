@@ -173,6 +173,26 @@ def test_a_live_call_is_followed_heard_and_ended(devtools: str) -> None:
     run(main)
 
 
+def test_a_click_counts_while_what_is_shown_changes(devtools: str) -> None:
+    """The rows were made anew every second, and a click was lost when that was between its press and its release."""
+
+    async def main() -> None:
+        async with (
+            with_tools() as rig,
+            greeted(rig.url(call="L1", audio="binary")),
+            console(devtools, rig, "calls") as shown,
+        ):
+            age = "document.querySelector('#live tbody tr').cells[5].innerText"
+            await shown.until("document.querySelector('#live button') !== null")
+            before = await shown.evaluate(age)
+            await shown.click("#live button", held_until=f"{age} > {before!r}")
+            await shown.until("document.querySelector('#live button').ariaPressed === 'true'")
+            assert await shown.evaluate("document.activeElement.dataset.key") == "listen L1"
+            assert shown.complaints == []
+
+    run(main)
+
+
 def test_without_a_supervisors_token_nothing_is_heard(devtools: str) -> None:
     async def main() -> None:
         async with (
