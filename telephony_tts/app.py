@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from telephony_tts import event_loop, logs, metrics
+from telephony_tts.audio.voice_activity import import_runtime
 from telephony_tts.certificate import expires_s
 from telephony_tts.clock import unix_s
 from telephony_tts.config import Config, lexicon_names
@@ -696,7 +697,7 @@ async def serve(
     server.registry.recordings = recordings
     tracing = server.registry.tracing = open_tracing(config)
     voices = voice_service(config, catalog, shared)
-    # Imported already, see `import_http`.
+    # Imported already, see `import_slow_modules`.
     from telephony_tts.http_api.asgi import http_server
     from telephony_tts.http_api.console_routes import ConsoleTools
 
@@ -933,15 +934,17 @@ def run(config: Config, announce: Callable[[Served], None] | None = None) -> Non
     if n > 1:
         event_loop.run(_supervise(config, n, announce))
         return
-    import_http()
+    import_slow_modules()
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))
 
 
-def import_http() -> None:
-    """Import the HTTP interface before an event loop runs: on a busy machine the web framework takes so long that a
-    front would be silent for too long. Commands that serve nothing do without it."""
+def import_slow_modules() -> None:
+    """Import the HTTP interface and what detects voices, before an event loop runs: calls would be late meanwhile, and
+    on a busy machine a front would be silent for too long. Commands that serve nothing do without them."""
     import telephony_tts.http_api.asgi  # noqa: F401
+
+    import_runtime()
 
 
 def n_processes(config: Config) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ _CONTEXT_SAMPLES = 32
 _STATE_SHAPE = (2, 1, 128)
 
 State = npt.NDArray[np.float32]
+
+
+def import_runtime() -> None:
+    """Import what VoiceModel needs, before an event loop runs: loading that library keeps every other thread from
+    running for 0.1 s. What is wrong with it is told when a model is made."""
+    with suppress(Exception):
+        import onnxruntime  # noqa: F401
 
 
 class VoiceModel:

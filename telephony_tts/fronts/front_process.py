@@ -60,7 +60,7 @@ def _run(order: FrontOrder, control: socket.socket) -> None:
     loads = Loads(folder.loads, order.n_fronts)
     try:
         front = Front(folder, loads, order.number, order.generation, frozenset(order.shared_engines))
-        app.import_http()
+        app.import_slow_modules()
         with event_loop.quick_turns():
             event_loop.run(_serve(order, control, front))
     finally:

@@ -27,6 +27,21 @@ def test_an_intentionally_open_server_warns_once(flags: tuple[str, ...], n_warni
     assert served.returncode == 0 and log.count('"open_to_everyone"') == n_warnings, log
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_library_that_detects_voices_is_there_before_a_call(processes: int) -> None:
+    """The first call that listened loaded it, and all calls were 50 to 100 ms late meanwhile."""
+    with process("--set", f"server.processes={processes}") as (served, _):
+        pids = _children(served.pid) if processes > 1 else [served.pid]
+        assert len(pids) >= processes
+        for pid in pids:
+            assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+
+
+def _children(pid: int) -> list[int]:
+    """The fronts of a server."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
 # ------------------------------------------------------------------------- keys
 
 
