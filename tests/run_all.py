@@ -56,11 +56,11 @@ def combined(statuses: Iterable[int]) -> int:
 def run(n_processes: int, options: Sequence[str]) -> int:
     """Run all passes; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        retried, failures = Path(folder, "retried"), Path(folder, "failures")
+        retried, failures, still = (Path(folder, name) for name in ("retried", "failures", "still"))
         passes: list[Pass] = []
 
-        def begin(name: str, n_at_a_time: int, option: str) -> int:
-            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", option]))
+        def begin(name: str, n_at_a_time: int, *more: str) -> int:
+            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", *more]))
             return passes[-1].wait()
 
         to = f"--failures-to={failures}"
@@ -73,7 +73,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
             ]
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
-                statuses = [begin("again", 1, f"--only-these={failures}")]
+                statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}")]
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -82,9 +82,12 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         print("\n==", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in passes))
         if lines := lines_of(retried):
             print("== these failed while the machine stalled and were run once more:", *lines, sep="\n")
-        if passes[-1].name == "again":
-            verdict = "passed" if statuses == [PASSED] else "did not all pass"
-            print(f"== these failed beside other tests, and {verdict} with nothing beside them:", *again, sep="\n")
+        if passes[-1].name == "again" and statuses[0] in (PASSED, FAILED):
+            failed = lines_of(still)
+            if passed := [name for name in again if name not in failed]:
+                print("== these failed beside other tests, and passed with nothing beside them:", *passed, sep="\n")
+            if failed:
+                print("== these failed twice, also with nothing beside them:", *failed, sep="\n")
     return combined(statuses)
 
 
