@@ -130,7 +130,8 @@ class SoundStore:
         try:
             sound = sound.at(rate_hz)
         except (AudioError, MemoryError) as error:
-            raise SoundError(f"sound {_shown(name)!r} cannot be resampled to {rate_hz} Hz: {error}") from error
+            why = str(error) or "there is not enough memory"  # a MemoryError says nothing
+            raise SoundError(f"sound {_shown(name)!r} cannot be resampled to {rate_hz} Hz: {why}") from error
         self._keep((version, rate_hz), sound)
         return sound
 
