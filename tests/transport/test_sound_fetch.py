@@ -362,7 +362,7 @@ def test_faults_of_this_machine_do_not_tell_the_query(
         monkeypatch.setattr(sound_fetch.threading.Timer, "start", fail)
     else:
         monkeypatch.setattr(Sound, "at", too_large)
-    why = "can't start new thread" if fault == "no thread" else "not enough memory"
+    why = "RuntimeError" if fault == "no thread" else "not enough memory"
     with pytest.raises(SoundError, match=f"hold.*{why}") as refused:
         asyncio.run(store.find(f"{site}/sounds/hold.wav?secret=7").load(8_000))
     assert "secret" not in refused.value.message
