@@ -940,8 +940,8 @@ def run(config: Config, announce: Callable[[Served], None] | None = None) -> Non
 
 
 def import_slow_modules() -> None:
-    """Import the HTTP interface and what detects voices, before an event loop runs: calls would be late meanwhile, and
-    on a busy machine a front would be silent for too long. Commands that serve nothing do without them."""
+    """Import the HTTP interface and onnxruntime before an event loop runs. Within it the import would make calls late,
+    and on a busy machine a front would be silent for too long. Commands that serve nothing do without them."""
     import telephony_tts.http_api.asgi  # noqa: F401
 
     import_runtime()

@@ -84,10 +84,12 @@ def run(n_processes: int, options: Sequence[str]) -> int:
             print("== these failed while the machine stalled and were run once more:", *lines, sep="\n")
         if passes[-1].name == "again" and statuses[0] in (PASSED, FAILED):
             failed = lines_of(still)
-            if passed := [name for name in again if name not in failed]:
-                print("== these failed beside other tests, and passed with nothing beside them:", *passed, sep="\n")
+            if others := [name for name in again if name not in failed]:
+                print("== these failed, but not when they ran again by themselves:", *others, sep="\n")
             if failed:
-                print("== these failed twice, also with nothing beside them:", *failed, sep="\n")
+                print("== these failed twice, the second time by themselves:", *failed, sep="\n")
+        elif passes[-1].name == "again":
+            print("== these failed, and their second run was aborted:", *again, sep="\n")
     return combined(statuses)
 
 

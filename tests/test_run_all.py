@@ -121,8 +121,8 @@ def test_unmarked():
 """
 
 
-MENDED = "these failed beside other tests, and passed with nothing beside them"
-BROKEN = "these failed twice, also with nothing beside them"
+PASSED_AGAIN = "these failed, but not when they ran again by themselves"
+FAILED_AGAIN = "these failed twice, the second time by themselves"
 
 
 @pytest.mark.parametrize(("timed", "unmarked", "status"), [(1, 0, 0), (0, 1, 0), (1, 1, 0), (5, 1, 1), (1, 5, 1)])
@@ -141,9 +141,9 @@ def test_a_test_that_failed_beside_others_runs_once_more_at_the_end(
     wanted = {f"{'PASSED' if n == 1 else 'FAILED'} test_it.py::test_{name}" for name, n in failing.items()}
     assert set(re.findall(r"(?:PASSED|FAILED) \S+", again)) == wanted
     parts = re.split(r"^== (these failed .*):\n", again, flags=re.MULTILINE)[1:]
-    told = {name: "" for name in (MENDED, BROKEN)} | dict(zip(parts[::2], parts[1::2], strict=True))
-    assert sorted(told[MENDED].split()) == [f"test_it.py::test_{name}" for name, n in failing.items() if n == 1]
-    assert sorted(told[BROKEN].split()) == [f"test_it.py::test_{name}" for name, n in failing.items() if n > 1]
+    told = {name: "" for name in (PASSED_AGAIN, FAILED_AGAIN)} | dict(zip(parts[::2], parts[1::2], strict=True))
+    assert sorted(told[PASSED_AGAIN].split()) == [f"test_it.py::test_{name}" for name, n in failing.items() if n == 1]
+    assert sorted(told[FAILED_AGAIN].split()) == [f"test_it.py::test_{name}" for name, n in failing.items() if n > 1]
 
 
 MANY_FAIL = """

@@ -74,7 +74,7 @@ _STEPS = {
     "ping": 3, "status": 2, "invalid": 5, "clear_storm": 1, "pause_storm": 1, "say_storm": 1, "stuck": 1,
     "ssml": 6, "config": 4, "play": 5, "dtmf": 2, "voice": 3, "record": 4,
 }  # fmt: skip
-LONG_CALLS = {**_STEPS, "quiet": 10}
+LONG_CALL_STEPS = {**_STEPS, "stop_sounds": 10}
 """Steps of long calls. A sound under the speech ends soon: otherwise one is nearly always heard in a long call, and
 less can be judged under it."""
 _NATIVE_ONLY = {

@@ -27,8 +27,8 @@ _BLOCK_MS = 10
 _LEAST_PURE = 0.8
 """How much of the energy of a frame must be in the tone of a letter. Sounds have less."""
 _MOST_KEY = 0.4
-"""A frame with more than this in the low tone of a key (0.6 of it) is of a key: the high tone of "*" is near a
-letter's, and with a sound under it may be as pure in a frame of 10 ms."""
+"""With more than this in the low tone of a key a frame is of that key, in which it is about 0.6. The high tone of "*"
+is near a letter's, and in a frame of 10 ms with a sound under it as pure as that."""
 _KEPT = 20_000
 
 

@@ -117,7 +117,7 @@ class Script:
                 self.send({"type": "record", "action": "stop" if step.n == 1 else "start"})
             case "play":
                 self._play()
-            case "quiet":
+            case "stop_sounds":
                 self.send({"type": "play", "stop": True})
             case "dtmf":
                 self.send({"type": "dtmf", "digits": self._choose.choice(["5", "12", "1w#", "*0*"])})

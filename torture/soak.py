@@ -28,6 +28,8 @@ _BATCH = 20
 """Calls between two samples of the memory."""
 _SAY_S, _LOOK_S = 60.0, 5.0
 """Between two lines of progress, and between two looks whether a process has died."""
+_MOST_SHOWN = 20
+"""So many violations are shown when they are found. The result counts all."""
 _ROUND_STEPS, _ROUND_S = 5, 3.0
 """Of a round of a real server, between two samples of its memory."""
 _PEAK = 2
@@ -173,8 +175,8 @@ def _numbered(processes: Mapping[str, int]) -> dict[str, int]:
 
 
 def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, batch: int = _BATCH) -> list[Share]:
-    """Run the calls of these seeds, each part in a process. Say at once what does not hold, and every minute how far
-    they are. Ctrl-C ends it: the calls of whole batches count. Raises RuntimeError if a process ends early."""
+    """Run the calls of these seeds, each part in a process. Show the first violations at once, and say every minute
+    how far they are. Ctrl-C ends it: the calls of whole batches count. Raises RuntimeError if a process ends early."""
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue[tuple[int, Tally, int]] = context.Queue()
     processes = [
@@ -183,6 +185,7 @@ def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, 
     ]
     shares = [Share(Tally(), []) for _ in parts]
     n_left = sum(len(range(0, len(part), batch)) for part in parts)
+    n_shown = _MOST_SHOWN
     begun_s = said_s = time.monotonic()
     try:
         for process in processes:
@@ -196,10 +199,11 @@ def soak(parts: Sequence[range], minutes: float, say: Callable[[str], None], *, 
                     raise RuntimeError("a process of the soak ended early; its error is above") from None
                 continue
             n_left -= 1
-            for each in found.violations:
-                say(f"  {each.check}: {each.what} (seed {each.call})")
             shares[at].tally.add(found)
             shares[at].resident_kib.append(size_kib)
+            for each in found.violations[: max(0, n_shown)]:
+                say(f"  {each.check}: {each.what} (seed {each.call})")
+            n_shown -= len(found.violations)
             if time.monotonic() > said_s + _SAY_S or not n_left:
                 said_s = time.monotonic()
                 say(_progress(shares, sum(map(len, parts)), said_s - begun_s))

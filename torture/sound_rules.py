@@ -44,6 +44,8 @@ class SoundRules:
         """Until then sounds may be heard that were asked for."""
         self._bad: Counter[str] = Counter()
         """How many errors are owed about each turn."""
+        self._refused: Counter[str] = Counter()
+        """How many messages for each turn came too late."""
         self._either: Counter[str] = Counter()
         self._asked_ns: dict[str, int] = {}
 
@@ -87,14 +89,15 @@ class SoundRules:
 
     def turn_over(self, turn: str, end: str, now_ns: int) -> None:
         """A turn has ended. Errors about its sounds come before that."""
-        if end == "done" and self._bad[turn] > 0:
-            self.wrong.append(f"{turn} is done, and nothing was said about its {self._bad[turn]} bad sounds")
+        n_unsaid = self._bad[turn] - self._refused[turn]
+        if end == "done" and n_unsaid > 0:
+            self.wrong.append(f"{turn} is done, and nothing was said about {n_unsaid} bad sounds")
         if self._bed_turn == turn and self._bed_ns is not None:
             self.bed_over(now_ns)
 
     def refused(self, turn: str) -> None:
         """Something for a turn was refused, because the server had ended it. That may have been a bad sound."""
-        self._bad[turn] = 0
+        self._refused[turn] += 1
 
     def error(self, turn: str, code: str, now_ns: int) -> None:
         """An error about a turn's sound came."""

@@ -35,7 +35,7 @@ from telephony_tts.transport.stream_leg import ready
 from telephony_tts.wire.messages import MediaAudio
 from telephony_tts.wire.native import NativeCodec
 from torture.dialects import DIALECTS, Lateness, more_error_ms
-from torture.histories import INTERRUPTIONS, LONG_CALLS, CallHistory, Step, make_call
+from torture.histories import INTERRUPTIONS, LONG_CALL_STEPS, CallHistory, Step, make_call
 from torture.letters import FrameReader
 from torture.oracle import NativeOracle
 from torture.platforms import Platform, virtual_legs
@@ -227,7 +227,7 @@ def virtual_clock() -> Iterator[None]:
 
 def call_of_minutes(seed: int, minutes: float) -> CallHistory:
     """A native call of about this length: short turns, and silence between them."""
-    whole = make_call(seed, ("native",), n_steps=round(minutes * _STEPS_PER_MINUTE), weights=LONG_CALLS)
+    whole = make_call(seed, ("native",), n_steps=round(minutes * _STEPS_PER_MINUTE), weights=LONG_CALL_STEPS)
     return _spread(whole, _STEPS_PER_MINUTE)
 
 

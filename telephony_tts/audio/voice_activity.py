@@ -25,8 +25,8 @@ State = npt.NDArray[np.float32]
 
 
 def import_runtime() -> None:
-    """Import what VoiceModel needs, before an event loop runs: loading that library keeps every other thread from
-    running for 0.1 s. What is wrong with it is told when a model is made."""
+    """Import what VoiceModel needs, before an event loop runs: the import lets no other thread run for 0.1 s.
+    VoiceModel reports a broken installation."""
     with suppress(Exception):
         import onnxruntime  # noqa: F401
 

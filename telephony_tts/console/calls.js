@@ -150,8 +150,8 @@ function drawCalls() {
   if (listening && !calls.calls.some(({ call }) => call === listening.call)) stopListening();
 }
 
-// A row stays as long as its call: a button that went away between a press and its release would never be clicked, and
-// the focus and a selected text would go with it.
+// A row stays where it is as long as its call lasts. If a button is replaced between a press and its release, the browser
+// sends no click; the focus and selected text are lost too.
 function drawRows() {
   const shown = calls.calls.map((call) => {
     let row = rows.get(call.call);
@@ -165,7 +165,7 @@ function drawRows() {
     row.line.remove();
     rows.delete(name);
   }
-  shown.forEach((row, n) => body.children[n] !== row.line && body.insertBefore(row.line, body.children[n] ?? null));
+  shown.forEach((row, n) => row.line.isConnected || body.insertBefore(row.line, body.children[n] ?? null));
 }
 
 function newRow(name) {
@@ -174,7 +174,7 @@ function newRow(name) {
   const row = { line, texts, mayHear: calls.may_hear };
   rows.get(name)?.line.remove();
   if (!row.mayHear) return row;
-  row.said = element("div"); // always two lines high: the buttons must not move while the text changes
+  row.said = element("div", { tabIndex: 0 }); // always two lines high, so that the buttons do not move with the text
   row.listen = element("button", { type: "button" });
   row.listen.dataset.key = `listen ${name}`;
   row.listen.addEventListener("click", () => (listening?.call === name ? stopListening() : listenTo(name)));
@@ -192,7 +192,6 @@ function fill(row, call) {
   if (!row.mayHear) return;
   const isHeard = listening?.call === call.call;
   put(row.said, call.said ?? "");
-  row.said.title = call.said ?? "";
   row.listen.ariaPressed = String(isHeard);
   put(row.listen, t(isHeard ? "stopListening" : "listen"));
   put(row.hang, t(asked === call.call ? "sure" : "hangUp"));

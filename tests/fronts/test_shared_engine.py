@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -47,8 +48,9 @@ def request(server: FrontServer, path: str, body: bytes | None = None, method: s
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as refused:
-        refused.add_note(refused.read().decode())
-        raise
+        told = refused.read()
+        why = f"{refused.reason}: {told.decode()}"
+        raise urllib.error.HTTPError(refused.url, refused.code, why, refused.headers, io.BytesIO(told)) from None
 
 
 def names(server: FrontServer) -> list[str]:

@@ -193,6 +193,34 @@ def test_a_click_counts_while_what_is_shown_changes(devtools: str) -> None:
     run(main)
 
 
+def test_the_buttons_of_a_call_stay_where_they_are(devtools: str) -> None:
+    """While its text changes, and while another call comes or ends."""
+
+    async def main() -> None:
+        async with (
+            with_tools() as rig,
+            greeted(rig.url(call="L1", audio="binary")) as first,
+            console(devtools, rig, "calls") as shown,
+        ):
+            rows = "document.querySelectorAll('#live tbody tr')"
+            async with greeted(rig.url(call="L2", audio="binary")) as second:
+                await shown.until(f"{rows}.length === 2")
+                await shown.evaluate(f"window.row = {rows}[1]; row.querySelector('button').focus()")
+                place = "JSON.stringify(row.querySelector('button').getBoundingClientRect())"
+                before = await shown.evaluate(place)
+                await first.say(TEXT)
+                await second.say(TEXT)
+                await shown.until(f"[...{rows}].filter((row) => row.innerText.includes('speaking')).length === 2")
+                assert await shown.evaluate(place) == before
+                await first.send({"type": "close", "now": True})
+                await shown.until(f"{rows}.length === 1")
+                assert await shown.evaluate(f"{rows}[0] === window.row && row.cells[0].innerText") == "L2"
+                assert await shown.evaluate("document.activeElement.dataset.key") == "listen L2"
+                assert shown.complaints == []
+
+    run(main)
+
+
 def test_without_a_supervisors_token_nothing_is_heard(devtools: str) -> None:
     async def main() -> None:
         async with (

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from typing import Any
+
 import pytest
 
 from torture import soak
+from torture import violations as v
+from torture.violations import Tally, Violation
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +22,23 @@ def test_each_process_tells_its_batches_and_progress_is_said() -> None:
     assert [share.tally.counts["calls"] for share in shares] == [3, 2]
     assert [len(share.resident_kib) for share in shares] == [2, 1]
     assert lines[-1].split(": ")[1].startswith("5 of 5 calls, ") and "0 violations" in lines[-1]
+
+
+def find_much(at: int, seeds: range, batch: int, minutes: float, done: multiprocessing.Queue[Any]) -> None:
+    """Stands for `run_part`: 25 things that do not hold, in each of two batches."""
+    for first in (0, 25):
+        found = Tally()
+        found.violations += [Violation(v.SILENCE, f"finding {first + n}", 7) for n in range(25)]
+        done.put((at, found, 100))
+
+
+def test_the_first_violations_are_shown_when_they_are_found_and_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "run_part", find_much)
+    lines: list[str] = []
+    (share,) = soak.soak([range(4)], CALL_MINUTES, lines.append, batch=2)
+    shown = [line.strip() for line in lines if "finding" in line]
+    assert shown == [f"{v.SILENCE}: finding {n} (seed 7)" for n in range(20)]
+    assert len(share.tally.violations) == 50 and "50 violations" in lines[-1]
 
 
 def test_ctrl_c_ends_it_and_keeps_the_batches_that_were_judged(monkeypatch: pytest.MonkeyPatch) -> None:

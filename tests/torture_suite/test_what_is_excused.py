@@ -359,6 +359,15 @@ def test_genesys_refuses_a_call_only_where_there_may_be_no_room(info: str, may_r
     assert [check for check, _ in dialect.wrong] == [v.CLOSE] * is_wrong
 
 
+def test_a_refused_text_excuses_no_error_of_a_sound_and_makes_none_wrong() -> None:
+    call = Watched()
+    call.says("b1", "d", 0)
+    call.sends(20, {"type": "play", "turn": "b1", "url": "http://127.0.0.1/sounds/moved.wav?1"})
+    call.gets(30, {"type": "error", "code": "turn_closed", "about": "b1", "message": "", "fatal": False})
+    call.gets(40, {"type": "error", "code": "bad_sound", "about": "b1", "message": "", "fatal": False})
+    assert v.SOUNDS not in call.found(600)
+
+
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_a_bad_sound_for_a_turn_that_the_server_has_ended_is_refused_and_not_looked_for(is_refused: bool) -> None:
     call = Watched()
