@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
@@ -29,6 +29,10 @@ engine thread, or for an engine to wait for the event loop."""
 _SHORT_SWITCH_S = 0.00005
 _M_ARENA_MAX = -8
 """Of mallopt() in glibc's malloc.h."""
+
+ACCEPT_QUEUE = 1024
+"""So many connections may wait to be accepted. With more the system drops attempts, and clients try again after 1, 3
+and 7 s."""
 
 Result = TypeVar("Result")
 MakeProtocol = Callable[..., asyncio.BaseProtocol]
@@ -75,6 +79,24 @@ def _epoll_of(loop: Any) -> select.epoll | None:
     if not hasattr(loop, "_get_backend_id") or not hasattr(select, "epoll"):
         return None
     return select.epoll.fromfd(os.dup(loop._get_backend_id()))
+
+
+async def within(limit_s: float, awaited: Awaitable[Result]) -> Result:
+    """What is awaited. After `limit_s` it is cancelled, and TimeoutError raised.
+
+    What came while this process could not run counts, even if the limit was over by then. `asyncio.timeout` drops it:
+    timers come before it.
+    """
+    future = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait((future,), timeout=limit_s)
+        if not future.done():
+            await asyncio.sleep(0)
+        if not future.done():
+            raise TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
 
 
 class _Refusal(asyncio.Protocol):

@@ -165,6 +165,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.transport.sound_store": row("errors metrics daemon_pool audio transport.settings"),
     # The processes of one server. They share no memory but the runtime folder's.
     "telephony_tts.fronts": row("errors logs metrics clock transport.fronts"),
+    "telephony_tts.fronts.socket_mover": row("logs event_loop transport.fronts"),
     "telephony_tts.fronts.spreading": row("transport.fronts", not_stdlib=TASKS | IO),
     "telephony_tts.fronts.restarts": row("clock", not_stdlib=TASKS | IO),
     "telephony_tts.fronts.metrics_of_all": row(outside="prometheus_client", not_stdlib=TASKS | IO),

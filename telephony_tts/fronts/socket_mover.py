@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from telephony_tts import logs
+from telephony_tts import event_loop, logs
 from telephony_tts.transport.fronts import FrontGone, FrontSilent, MovedSocket, unpacked
 
 _log = logs.get(__name__)
@@ -119,8 +119,9 @@ class SocketMover:
                     body = moved.packed()
                     socket.send_fds(connection, [_MOVE + _LENGTH.pack(len(body))], [sock.fileno()])
                     await loop.sock_sendall(connection, body)
-                    if await loop.sock_recv(connection, 1) != _TAKEN:
-                        raise ConnectionError("it has not taken the connection")
+                # The other front serves it before its answer comes, which a stop of this process may delay.
+                if await event_loop.within(MOVE_S, loop.sock_recv(connection, 1)) != _TAKEN:
+                    raise ConnectionError("it has not taken the connection")
             except BaseException:
                 # Wherever the copies of the socket are: the peer must see that the connection is over.
                 with suppress(OSError):

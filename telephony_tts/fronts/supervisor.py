@@ -28,7 +28,6 @@ from telephony_tts.fronts.restarts import RestartPauses
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 
 _log = logs.get(__name__)
-_BACKLOG = 1024
 _KILL_S = 20.0
 """A front is killed so long after its drain should have ended."""
 
@@ -56,7 +55,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
-            sock.listen(_BACKLOG)
+            sock.listen(event_loop.ACCEPT_QUEUE)
             sock.setblocking(False)
     except BaseException:
         for sock in sockets:

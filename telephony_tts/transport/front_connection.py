@@ -17,6 +17,7 @@ from typing import Any
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from telephony_tts import event_loop
 from telephony_tts.transport.connection import CallConnection, DirectConnection, OnMessage
 from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MAX_MOVES, MovedSocket
 from telephony_tts.transport.incoming import FLUSH_S, addresses
@@ -125,8 +126,7 @@ class FrontConnection(CallConnection):
         sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         try:
             transport.close()  # it writes the answers so far, and leaves the copy of the socket open
-            async with asyncio.timeout(FLUSH_S):
-                await asyncio.shield(self.connection_lost_waiter)
+            await event_loop.within(FLUSH_S, asyncio.shield(self.connection_lost_waiter))
         except BaseException:
             transport.abort()
             sock.close()

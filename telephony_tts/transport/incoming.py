@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
+from telephony_tts import event_loop
 from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
@@ -232,8 +233,7 @@ class IncomingConnection(asyncio.Protocol):
             self._lost = asyncio.get_running_loop().create_future()
             try:
                 transport.close()  # behind the rest of an earlier response; the copy of the socket stays open
-                async with asyncio.timeout(FLUSH_S):
-                    await self._lost
+                await event_loop.within(FLUSH_S, self._lost)
             except BaseException:
                 transport.abort()
                 sock.close()
@@ -248,11 +248,15 @@ class IncomingConnection(asyncio.Protocol):
         protocol = self._http.connection(self.take_back, self._request_over) if is_http else self._websocket()
         data = bytes(self._bytes)
         self._bytes.clear()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if is_http:
-            transport.resume_reading()
-        protocol.data_received(data)
+        try:
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+            if is_http:
+                transport.resume_reading()
+            protocol.data_received(data)
+        except BaseException:
+            transport.abort()  # no timer and no protocol would end it
+            raise
         return protocol
 
     def _stop_timer(self) -> None:

@@ -194,10 +194,12 @@ class Server:
             server_header=None,
             logger=self._library_log,
             start_serving=False,
+            backlog=event_loop.ACCEPT_QUEUE,  # also with `sockets`: the loop calls `listen` again
         )
         more = self._more_listeners = [
             await asyncio.get_running_loop().create_server(
-                event_loop.or_refuse(self._accepted), sock=sock, start_serving=False, **self._tls
+                event_loop.or_refuse(self._accepted), sock=sock, start_serving=False,
+                backlog=event_loop.ACCEPT_QUEUE, **self._tls
             )
             for sock in sockets[1:]
         ]

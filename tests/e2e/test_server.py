@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +24,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.catalog import Catalog
+from telephony_tts.fronts.supervisor import listen
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.alone
@@ -49,6 +52,24 @@ def test_health_readiness_and_what_is_not_there() -> None:
             await get(port, "/healthz")
 
     run(main, plain_loop=True)
+
+
+@pytest.mark.parametrize("is_front", [False, True])
+def test_many_connections_may_wait_to_be_accepted(is_front: bool) -> None:
+    """Pinned: the loop called `listen` once more, with 100, on the sockets that the supervisor had made."""
+
+    at_most = int(Path("/proc/sys/net/core/somaxconn").read_text(encoding="ascii"))
+
+    async def main() -> None:
+        sockets = listen("127.0.0.1", 0) if is_front else []
+        server = Server(transport_settings(), Catalog([Tones()]))
+        async with server.running(sockets=sockets):
+            assert server._listener is not None
+            (listener,) = server._listener.sockets
+            told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        assert struct.unpack_from("I", told, 28) == (min(1024, at_most),), "tcpi_sacked: of a listener, its backlog"
+
+    run(main)
 
 
 def test_a_blocked_loop_while_engines_load_refuses_no_calls() -> None:

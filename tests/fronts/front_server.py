@@ -16,7 +16,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ class FrontServer:
         self.port = int(address.rsplit(":", 1)[1])
         self.folder = folder
         self._log = log
-        self._stops: list[tuple[int, float, float]] = []
         self.dial_port = 0
         """A port for a test's own listener, which the server may dial."""
 
@@ -103,7 +101,7 @@ class FrontServer:
     @contextmanager
     def stopped(self, front: int) -> Iterator[None]:
         """While it lasts this front does nothing, so that the others take what comes."""
-        pid, begun_s = self.pids[front], time.time()
+        pid = self.pids[front]
         os.kill(pid, signal.SIGSTOP)
         try:
             while _state(pid) != "T":
@@ -111,12 +109,6 @@ class FrontServer:
             yield
         finally:
             os.kill(pid, signal.SIGCONT)
-            self._stops.append((front, begun_s, time.time()))
-
-    def was_stopped(self, line: dict[str, Any]) -> bool:
-        """Whether the front that a line of the log is about was stopped by `stopped` then, or up to a second before."""
-        front, at_s = int(str(line["front"]).partition(".")[0]), datetime.fromisoformat(line["ts"]).timestamp()
-        return any(front == number and begun_s <= at_s <= end_s + 1 for number, begun_s, end_s in self._stops)
 
 
 def _state(pid: int) -> str:

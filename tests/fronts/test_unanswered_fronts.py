@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine, Iterator
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from telephony_tts import event_loop
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.fronts import socket_mover
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import SILENT_NS, Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
@@ -129,3 +133,46 @@ def test_a_fault_while_a_connection_is_accepted_does_not_end_the_listening(short
         raise AssertionError("nothing is moved")
 
     run(main())
+
+
+@pytest.mark.parametrize("new_loop", [event_loop.new_loop, asyncio.SelectorEventLoop])
+def test_a_front_that_stood_still_does_not_end_what_the_other_one_has_taken(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: the answer waited, the limit was over, and the connection that the other front served was closed."""
+    monkeypatch.setattr(socket_mover, "MOVE_S", 0.3)
+    has_come, taken = threading.Event(), []
+
+    def take(listener: socket.socket) -> None:
+        """The other front, which answers while this one stands still."""
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"!")
+            _, fds, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            taken.append(socket.socket(fileno=fds[0]))
+            has_come.set()
+            time.sleep(0.5)
+            connection.sendall(b"+")
+            connection.recv(1 << 16)  # until the other end is closed
+
+    async def main(listener: socket.socket, ours: socket.socket) -> None:
+        moving = asyncio.ensure_future(
+            SocketMover(lambda _name: Path(listener.getsockname()), "0.1").move("1.1", ours, MOVED, may_stay=False)
+        )
+        while not has_come.is_set():  # noqa: ASYNC110  it is in another thread
+            await asyncio.sleep(0.01)
+        time.sleep(0.8)  # noqa: ASYNC251  it stands still
+        await moving
+
+    ours, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as listener, ours, theirs:
+        listener.bind(str(short / "taker"))
+        listener.listen()
+        taker = threading.Thread(target=take, args=(listener,))
+        taker.start()
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(asyncio.wait_for(main(listener, ours), 10))
+        taker.join()
+        with taken[0] as socket_of_the_other:
+            theirs.sendall(b"still here")
+            assert socket_of_the_other.recv(100) == b"still here"
