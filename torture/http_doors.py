@@ -68,8 +68,11 @@ class HttpClient:
         if self._writer is None or self._reader.at_eof():
             self.disconnect()
             # Not `wait_for`, which loses a cancellation that comes together with the connection (Python 3.11).
-            async with asyncio.timeout(CONNECT_S):
-                self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._around.port)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._around.port)
+            except TimeoutError as error:
+                raise TimeoutError(f"no connection within {CONNECT_S:g} s") from error
         payload = json.dumps(body).encode()
         self._writer.write(
             f"POST {path} HTTP/1.1\r\nHost: torture\r\nContent-Type: application/json\r\n"
@@ -102,11 +105,11 @@ class HttpClient:
             try:
                 async with asyncio.timeout(left_s):
                     return await read()
-            except TimeoutError:
+            except TimeoutError as error:
                 now_ns = time.monotonic_ns()
                 left_s = within_s - (now_ns - begin_ns - self._around.call_stops.within(begin_ns, now_ns)) / 1e9
                 if left_s <= 0:
-                    raise
+                    raise TimeoutError(f"no answer within {within_s:g} s") from error
 
     def disconnect(self, *, reset: bool = False) -> None:
         writer, self._writer = self._writer, None
