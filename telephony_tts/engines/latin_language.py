@@ -9,6 +9,7 @@ docs/adr/0014-language-of-latin-text.md has the figures.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from telephony_tts.errors import EngineUnavailable
@@ -49,10 +50,9 @@ class LatinLanguage:
         if self._identifier is not None:
             return
         try:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+            from py3langid.langid import MODEL_FILE
 
-            identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-            identifier.classify("The first sentence sets up what the later ones use.")
+            identifier = _network(MODEL_FILE)
         except Exception as error:
             raise EngineUnavailable(
                 f"py3langid cannot be used: {error}; install it again with pip install 'telephony-tts[lang]', or set "
@@ -77,6 +77,16 @@ class LatinLanguage:
         if language == _NO_LANGUAGE or (language != "en" and probability < MIN_PROBABILITY):
             return None
         return _NORWEGIAN.get(language, language)
+
+
+@cache
+def _network(file: str) -> LanguageIdentifier:
+    """The network in a file of py3langid: one for the process, because it is read-only."""
+    from py3langid.langid import LanguageIdentifier
+
+    network = LanguageIdentifier.from_model_file(file, norm_probs=True)
+    network.classify("The first sentence sets up what the later ones use.")
+    return network
 
 
 def _without_names(sentence: str) -> list[str]:

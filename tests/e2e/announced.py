@@ -15,7 +15,7 @@ def announced(
 ) -> Iterator[list[str]]:
     """A real server, and the lines that it prints until it is ready."""
     command = [*started, "serve", "--port", "0", "--set", "engines.default=fake",
-               "--set", "engines.hibari.workers=0", *flags]  # fmt: skip
+               "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false", *flags]  # fmt: skip
     served = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd,
         env={**os.environ, **(environment or {})},

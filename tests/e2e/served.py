@@ -18,14 +18,14 @@ START_S = 60.0
 
 @contextmanager
 def process(*arguments: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `telephony-tts serve`, once it is ready: with the fake engine, and without the embedded voice, which would
-    be much of its start. It logs to `log`, else to its pipe, which holds 64 kB."""
+    """A real `telephony-tts serve`, once it is ready: with the fake engine, and without the embedded voice and the
+    detection of languages, which would be much of its start. It logs to `log`, else to its pipe, which holds 64 kB."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set", "engines.default=fake",
-               "--set", "engines.hibari.workers=0", "--set", "limits.max_frame_lateness_ms=10000",
-               *arguments]  # fmt: skip
+               "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false",
+               "--set", "limits.max_frame_lateness_ms=10000", *arguments]  # fmt: skip
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     with open(log, "w") if log is not None else nullcontext(subprocess.PIPE) as stderr:
         served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)

@@ -76,7 +76,7 @@ def test_the_printed_command_runs_in_any_directory(
     here, there = tmp_path / "a project", tmp_path / "elsewhere"
     for folder in (here, there):
         folder.mkdir()
-    (here / "my server.yaml").write_text("speech: {speed: 2.0}\n")
+    (here / "my server.yaml").write_text("speech: {speed: 2.0, detect_language: false}\n")
     (here / "env").symlink_to(ENVIRONMENT)
     os.symlink(SCRIPT, there / "telephony-tts")
     environment = dict(npx)

@@ -15,10 +15,10 @@ from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
 WAIT_S = 60.0
-BRIEF = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)
+BRIEF = Subject("Thank you for calling.", "It left on Tuesday.", n_most=6)
 """Sentences of several chunks. A random model stops at its limit, so each word adds half a second."""
-FEW_SLOTS = EngineLimits(n_slots=4)
-"""For the contract, whose six utterances at once and twelve cancelled ones exceed it."""
+FEW_SLOTS = EngineLimits(n_slots=2)
+"""For the contract, whose three utterances at once and six cancelled ones exceed it."""
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:

@@ -40,9 +40,9 @@ def test_cosyvoice2_keeps_the_contract_in_another_process(tmp_path: Path) -> Non
     write_random_checkpoint(tmp_path)
     settings = (
         "engines.default=cosyvoice2", f"engines.cosyvoice2.model={tmp_path}", "engines.cosyvoice2.isolation=thread",
-        "engines.cosyvoice2.slots=4", "engines.cosyvoice2.flow_steps=4", "engines.cosyvoice2.workers=1",
+        "engines.cosyvoice2.slots=2", "engines.cosyvoice2.flow_steps=4", "engines.cosyvoice2.workers=1",
         "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32",
     )  # fmt: skip
     with engine_server(*settings) as server:
-        brief = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)
+        brief = Subject("Thank you for calling.", "It left on Tuesday.", n_most=6)
         assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]), brief)

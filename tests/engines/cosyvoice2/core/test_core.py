@@ -216,8 +216,7 @@ def test_a_call_does_not_wait_for_files(rig: Rig, n_files: int) -> None:
     stepped.say(Request("Yes.", 3), "preset")
     stepped.run()
     later_ns = stepped.now_ns + 10_000 * NS_PER_MS
-    text = f"{SENTENCE} {NEIGHBOUR}"
-    files = [stepped.say(Request(text, 3), "preset", later_ns, can_wait=True) for _ in range(n_files)]
+    files = [stepped.say(Request(NEIGHBOUR, 3), "preset", later_ns, can_wait=True) for _ in range(n_files)]
     stepped.run(12, taking=files)
     call = stepped.say(Request("Yes.", 3), "preset", stepped.now_ns)
     n_steps = 0
