@@ -64,7 +64,7 @@ help:
 	@echo "make setup   install everything for developing"
 	@echo "make check   lint and types"
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
-	@echo "make test-quick   check, then the tests without sockets, processes and clocks: three minutes"
+	@echo "make test-quick   check, then the tests without sockets, processes and clocks"
 	@echo "make soak    the long repetitions of some tests: many minutes"
 	@echo "make fuzz    inputs that no parser expects         (TARGET='ssml esl' N=1000000 FUZZ_ARGS='--seed 7')"
 	@echo "make autobahn   the Autobahn test suite against our WebSockets (needs Python 2.7)"

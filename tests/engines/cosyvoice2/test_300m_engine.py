@@ -222,7 +222,7 @@ def test_the_audio_is_that_of_the_networks_one_after_the_other(small: Rig, spoke
     assert int(np.abs(heard.astype(int) - want).max()) <= 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 6])  # 5 draws so many others that it takes ten times as long
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 6])  # 5 draws many more utterances and takes much longer
 def test_samples_depend_neither_on_the_lanes_nor_on_other_streams(
     small: Rig, spoken_alone: list[Pcm], seed: int
 ) -> None:
