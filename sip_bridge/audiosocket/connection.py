@@ -14,7 +14,7 @@ from telephony_tts.clock import monotonic_ns
 
 _log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
 
-_READ_BYTES = 8_192
+READ_BYTES = 8_192
 """The most that is read at one time: one frame of the highest rate, or some milliseconds' work of the smallest."""
 
 _MAX_KERNEL_UNSENT_BYTES = 16_384
@@ -36,7 +36,7 @@ class CallerSocket(asyncio.BufferedProtocol):
 
     def __init__(self, accept: Callable[[CallerSocket], None]) -> None:
         self._accept = accept
-        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._reader = AudioSocketReader()
         self._on_items: OnItems | None = None
         self._loop = asyncio.get_running_loop()

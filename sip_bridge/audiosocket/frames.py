@@ -7,7 +7,6 @@ which it receives one of these, or audio without a payload.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 HANGUP, CALL_UUID, DTMF, ERROR = 0x00, 0x01, 0x03, 0xFF
@@ -118,7 +117,7 @@ class AudioSocketReader:
                 continue
             if len(self._held) < start + length:
                 break
-            items.extend(self._read(kind, bytes(self._held[start : start + length])))
+            items.append(self._read(kind, bytes(self._held[start : start + length])))
             at = start + length
         del self._held[:at]
         return items
@@ -145,19 +144,18 @@ class AudioSocketReader:
             return BadFrame("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
         return None
 
-    def _read(self, kind: int, payload: bytes) -> Iterator[AudioSocketFrame]:
+    def _read(self, kind: int, payload: bytes) -> AudioSocketFrame:
+        """The frame of a good header and its payload."""
         if kind in RATE_HZ:
-            yield AudioFrame(RATE_HZ[kind], payload)
-        elif kind == DTMF:
+            return AudioFrame(RATE_HZ[kind], payload)
+        if kind == DTMF:
             digit = payload.decode("latin-1").upper()
             if digit in DIGITS:
-                yield DigitFrame(digit)
-            else:
-                yield BadFrame("bad_digit", f"DTMF {payload.hex()} is not one of {DIGITS}")
-        elif kind == CALL_UUID:
+                return DigitFrame(digit)
+            return BadFrame("bad_digit", f"DTMF {payload.hex()} is not one of {DIGITS}")
+        if kind == CALL_UUID:
             self._named = True
-            yield UuidFrame(uuid.UUID(bytes=payload))
-        elif kind == HANGUP:
-            yield HangupFrame()
-        else:
-            yield ErrorFrame(payload[0] if payload else -1)
+            return UuidFrame(uuid.UUID(bytes=payload))
+        if kind == HANGUP:
+            return HangupFrame()
+        return ErrorFrame(payload[0] if payload else -1)

@@ -34,6 +34,8 @@ SPEED = 0.5
 LEAD_MS = 800
 """The setting for a server on a busy machine: frames are sent so far ahead that its stalls cause no gap."""
 CLEAR_EVERY_S = 0.1
+FEW_STEPS = 3
+"""With the ten Euler steps of the model, a quarter of a slow core was enough for one call only."""
 VOICES = ("preset", "prompted")
 
 
@@ -71,6 +73,7 @@ def one_layer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lm=replace(tiny.lm, n_layers=1),
         flow_encoder=replace(tiny.flow_encoder, n_layers=1, n_up_layers=1),
         flow_decoder=replace(tiny.flow_decoder, n_mid_stages=1),
+        vocoder=replace(tiny.vocoder, d_base=16, res_kernels=(3,), res_dilations=(1,)),
     )
     path = tmp_path_factory.mktemp("one-layer")
     with pytest.MonkeyPatch.context() as patch:
@@ -79,11 +82,12 @@ def one_layer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def alone(model_dir: Path, cores: float) -> Alone:
+def alone(model_dir: Path, cores: float, flow_steps: int | None = None) -> Alone:
     """The frames of each call, spoken alone and in simulated time, for as many calls as `cores` cores can serve."""
 
     async def main() -> Alone:
-        catalog = Catalog([CosyVoice2Engine(model_dir, profile="auto")])  # as the server has it
+        engine = CosyVoice2Engine(model_dir, profile="auto", flow_steps=flow_steps)  # as the server has it
+        catalog = Catalog([engine])
         await catalog.start()
         try:
             spoken: list[list[bytes]] = [[] for _ in SEEDS]
@@ -116,7 +120,7 @@ def tiny_alone(tiny_dir: Path) -> Alone:
 
 @pytest.fixture(scope="module")
 def one_layer_alone(one_layer_dir: Path) -> Alone:
-    return alone(one_layer_dir, cores=0.25)
+    return alone(one_layer_dir, cores=0.25, flow_steps=FEW_STEPS)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -147,7 +151,9 @@ def test_nor_with_the_engine_in_threads(one_layer_dir: Path, one_layer_alone: Al
     """Two lanes and the event loop, which share the interpreter's lock."""
 
     async def main() -> None:
-        engine = CosyVoice2Engine(one_layer_dir, n_workers=2, isolation="thread", profile="auto")
+        engine = CosyVoice2Engine(
+            one_layer_dir, n_workers=2, isolation="thread", profile="auto", flow_steps=FEW_STEPS
+        )
         async with serving(engine, speech=speech_settings(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
             bots = [await calls.enter_async_context(rig.bot(audio="binary")) for _ in range(one_layer_alone.n_calls)]
             nervous = await calls.enter_async_context(rig.bot(audio="binary"))

@@ -175,10 +175,14 @@ class Page:
         )
 
     async def upload(self, selector: str, *files: Path) -> None:
-        """Choose files in a file field."""
-        root = (await self._ask("DOM.getDocument"))["root"]["nodeId"]
-        node = (await self._ask("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
-        await self._ask("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+        """Choose files in a file field, which must be there."""
+        # By the object, not by a node's number: the numbers change when the page draws a part of itself anew meanwhile.
+        where = f"document.querySelector({json.dumps(selector)})"
+        await self.until(f"{where} !== null")
+        found = await self._ask("Runtime.evaluate", expression=where)
+        await self._ask(
+            "DOM.setFileInputFiles", objectId=found["result"]["objectId"], files=[str(file) for file in files]
+        )
 
     async def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         """The size of the window, in pixels of the page, and whether its user prefers a dark page."""
