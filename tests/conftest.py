@@ -6,6 +6,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import sys
@@ -89,16 +90,24 @@ def refuse_sockets_and_processes(event: str, arguments: tuple[object, ...]) -> N
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files without a test of the chosen pass: all files take ten seconds of each process."""
+    """Do not import files without a test of the chosen pass: all files take 20 s of each process on a slow core."""
     if collection_path.suffix != ".py":
         return None
     only, these = config.getoption("--only"), config.getoption("--only-these")
-    if only in ("timed", "alone", "soak") and f"mark.{only}" not in collection_path.read_text(encoding="utf-8"):
+    if only is not None and not may_have(only, collection_path.read_text(encoding="utf-8")):
         return True
     if these is not None:
         files = {line.partition("::")[0] for line in these.read_text(encoding="utf-8").splitlines()}
         return True if collection_path.relative_to(config.rootpath).as_posix() not in files else None
     return None
+
+
+def may_have(only: str, source: str) -> bool:
+    """Whether a file can have a test of this pass."""
+    if only not in ("beside", "quick"):
+        return f"mark.{only}" in source
+    others = "slow|timed|alone|soak" if only == "quick" else "timed|alone|soak"
+    return re.search(rf"^pytestmark = .*\bmark\.({others})\b", source, re.MULTILINE) is None
 
 
 @pytest.hookimpl(trylast=True)

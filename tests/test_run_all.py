@@ -200,6 +200,25 @@ def test_each_pass_has_its_tests(tmp_path: Path, name: str, names: list[str]) ->
     assert sorted(re.findall(r"^test_it.py::test_(\w+)$", done.stdout, re.M)) == names
 
 
+@pytest.mark.parametrize(
+    ("name", "imported"),
+    [("beside", {"slow", "beside"}), ("quick", {"beside"}), ("timed", {"timed"}), ("alone", {"alone"}), (None, None)],
+)
+def test_a_file_without_a_test_of_the_pass_is_not_imported(
+    tmp_path: Path, name: str | None, imported: set[str] | None
+) -> None:
+    project(tmp_path)
+    (tmp_path / "test_it.py").unlink()
+    for mark in ("slow", "timed", "alone", "beside"):
+        own = "" if mark == "beside" else f"pytestmark = [pytest.mark.usefixtures(), pytest.mark.{mark}]\n"
+        source = f"import pytest\nopen('imported-{mark}', 'w').close()\n{own}\ndef test_{mark}(): pass\n"
+        (tmp_path / f"test_of_{mark}.py").write_text(source)
+    done = run(tmp_path, "-m", "pytest", *(() if name is None else ("--only", name)), "--collect-only", "-q")
+    found = set(re.findall(r"::test_(\w+)$", done.stdout, re.M))
+    expected = {"slow", "timed", "alone", "beside"} if imported is None else imported
+    assert found == expected == {path.name.removeprefix("imported-") for path in tmp_path.glob("imported-*")}
+
+
 def test_the_longest_files_begin_first_and_then_those_with_a_slow_test(tmp_path: Path) -> None:
     project(tmp_path)
     for name, mark in (("test_a_quick", "usefixtures()"), ("test_benchmarks", "slow"), ("test_a_slow", "slow")):

@@ -296,7 +296,7 @@ def test_bad_recordings_delay_nobody(tmp_path: Path) -> None:
         async with voiced(tmp_path / "model", tmp_path / "voices", with_engine=False) as place:
             async with neighbour(place.rig):
                 for what in ("a FLAC bomb", "a PNG", "5 channels", "61 s", "silence", "half a WAV"):
-                    answer = await add(place.rig, BAD[what][0], name="anna", text="Some words.")
+                    answer = await add(place.rig, BAD[what][0](), name="anna", text="Some words.")
                     assert answer.error == (400, "bad_audio"), what
             assert place.files() == []
 

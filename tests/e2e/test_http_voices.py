@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 import os
 import re
 import struct
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,19 +76,24 @@ def resident_bytes(pid: int | None) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-GOOD = encoded(speech())
-BAD = {
-    "silence": (encoded(np.zeros((24_000 * 5, 1), np.float32)), "silent"),
-    "60 s": (encoded(speech(59, 16_000), 16_000), "holds 5[89].. s between"),
-    "61 s": (encoded(speech(61, 16_000), 16_000), "lasts 61 s"),
-    "5 channels": (encoded(speech(channels=5)), "5 channels"),
-    "a PNG": (png(), "cannot be read as audio"),
+@functools.cache
+def good() -> bytes:
+    return encoded(speech())
+
+
+BAD: dict[str, tuple[Callable[[], bytes], str]] = {
+    "silence": (lambda: encoded(np.zeros((24_000 * 5, 1), np.float32)), "silent"),
+    "60 s": (lambda: encoded(speech(59, 16_000), 16_000), "holds 5[89].. s between"),
+    "61 s": (lambda: encoded(speech(61, 16_000), 16_000), "lasts 61 s"),
+    "5 channels": (lambda: encoded(speech(channels=5)), "5 channels"),
+    "a PNG": (png, "cannot be read as audio"),
     # 2 hours of silence are some kilobytes
-    "a FLAC bomb": (encoded(np.zeros((48_000 * 7200, 1), np.int16), 48_000, "FLAC"), "lasts 7200 s"),
-    "half a WAV": (GOOD[: len(GOOD) // 2], "truncated"),
-    "nothing": (b"", "cannot be read as audio"),
-    "1 s": (encoded(speech(1)), "holds 1.0 s"),
+    "a FLAC bomb": (lambda: encoded(np.zeros((48_000 * 7200, 1), np.int16), 48_000, "FLAC"), "lasts 7200 s"),
+    "half a WAV": (lambda: good()[: len(good()) // 2], "truncated"),
+    "nothing": (bytes, "cannot be read as audio"),
+    "1 s": (lambda: encoded(speech(1)), "holds 1.0 s"),
 }
+"""(what makes a recording, the problem with it). Made when they are needed, not when pytest looks for tests."""
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +242,7 @@ def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path)
             assert {voice["engine"] for voice in before} == {"fake", "cosyvoice2"}
             assert not any(voice["removable"] for voice in before)
 
-            made = await add(rig, GOOD, name="anna", text=SAID)
+            made = await add(rig, good(), name="anna", text=SAID)
             assert made.status == 201, made.body
             about = made.json()
             assert about["name"] == "anna" and about["engine"] == "cosyvoice2" and about["removable"]
@@ -251,18 +257,18 @@ def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path)
             )  # fmt: skip
             assert spoken.status == 200 and len(spoken.body) > 10_000
 
-            again = await add(rig, GOOD, name="anna")
+            again = await add(rig, good(), name="anna")
             assert again.error == (409, "voice_exists") and "replace=true" in again.json()["error"]["message"]
-            assert (await add(rig, GOOD, name="prompted")).error == (409, "voice_exists")
+            assert (await add(rig, good(), name="prompted")).error == (409, "voice_exists")
             # What is known at once is a status, also for one who wants events.
-            assert (await add(rig, GOOD, "text/event-stream", name="anna")).error == (409, "voice_exists")
-            replaced = await add(rig, GOOD, "text/event-stream", name="anna", replace="true")
+            assert (await add(rig, good(), "text/event-stream", name="anna")).error == (409, "voice_exists")
+            replaced = await add(rig, good(), "text/event-stream", name="anna", replace="true")
             assert replaced.status == 200 and replaced.headers["content-type"].startswith("text/event-stream")
             *steps, (kind, about) = events_in(replaced.body)
             assert steps == [("progress", {"step": step}) for step in ("queued", "checking", "extracting", "storing")]
             assert kind == "done" and about["name"] == "anna"
             assert about["description"].startswith("cross-lingual")
-            refused = await add(rig, BAD["silence"][0], "text/event-stream", name="bert")
+            refused = await add(rig, BAD["silence"][0](), "text/event-stream", name="bert")
             kind, about = events_in(refused.body)[-1]
             assert kind == "error" and about["code"] == "bad_audio" and "silent" in about["message"]
             assert place.files() == ["anna.safetensors"]
@@ -280,7 +286,8 @@ def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path)
 def test_bad_recordings_and_forms_leave_nothing(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path, with_engine=False) as place:
-            for what, (audio, problem) in BAD.items():
+            for what, (make, problem) in BAD.items():
+                audio = make()
                 answer = await add(place.rig, audio, name="anna", text=SAID)
                 assert answer.error == (400, "bad_audio"), (what, answer.body)
                 assert re.search(problem, answer.json()["error"]["message"]), (what, answer.body)
@@ -291,14 +298,14 @@ def test_bad_recordings_and_forms_leave_nothing(model_dir: Path, tmp_path: Path)
             forms = {
                 "no audio": await add(place.rig, None, name="anna"),
                 "audio as text": await add(place.rig, None, name="anna", audio="x"),
-                "no name": await add(place.rig, GOOD),
-                "a path": await add(place.rig, GOOD, name="../anna"),
-                "a prompt's name": await add(place.rig, GOOD, name="~anna"),
-                "a long name": await add(place.rig, GOOD, name="a" * 65),
-                "no words": await add(place.rig, GOOD, name="anna", text="..."),
-                "a long text": await add(place.rig, GOOD, name="anna", text="word " * 300),
-                "a very long text": await add(place.rig, GOOD, name="anna", text="a" * 500_000),
-                "maybe": await add(place.rig, GOOD, name="anna", replace="maybe"),
+                "no name": await add(place.rig, good()),
+                "a path": await add(place.rig, good(), name="../anna"),
+                "a prompt's name": await add(place.rig, good(), name="~anna"),
+                "a long name": await add(place.rig, good(), name="a" * 65),
+                "no words": await add(place.rig, good(), name="anna", text="..."),
+                "a long text": await add(place.rig, good(), name="anna", text="word " * 300),
+                "a very long text": await add(place.rig, good(), name="anna", text="a" * 500_000),
+                "maybe": await add(place.rig, good(), name="anna", replace="maybe"),
                 "JSON": await ask(place.rig, "POST", "/v1/voices", b"{}", Content_Type="application/json"),
                 "no boundary": await ask(place.rig, "POST", "/v1/voices", b"x", Content_Type="multipart/form-data"),
             }
@@ -333,13 +340,13 @@ def test_a_recording_is_checked_and_denoised_before_a_voice_is_made_of_it(model_
             assert rate_hz == 24_000 and len(quieter) == len(with_noise())
             assert np.std(quieter[2_400:9_600]) < 0.5 * np.std(with_noise()[2_400:9_600])
 
-            short = (await post(rig, "check", BAD["1 s"][0])).json()["recording"]["findings"]
+            short = (await post(rig, "check", BAD["1 s"][0]())).json()["recording"]["findings"]
             assert [(each["code"], each["is_problem"]) for each in short] == [("too_short", True)]
             for what in ("61 s", "5 channels", "a PNG", "a FLAC bomb", "half a WAV", "nothing"):
                 for path in ("check", "denoise"):
-                    answer = await post(rig, path, BAD[what][0])
+                    answer = await post(rig, path, BAD[what][0]())
                     assert answer.error == (400, "bad_audio"), (what, answer.body)
-            assert (await post(rig, "denoise", BAD["silence"][0])).error == (400, "bad_audio")
+            assert (await post(rig, "denoise", BAD["silence"][0]())).error == (400, "bad_audio")
             assert (await post(rig, "check", None, audio="x")).error == (400, "bad_request")
             assert (await post(rig, "check", noisy, denoise="maybe")).error == (400, "bad_request")
             assert (await ask(rig, "POST", "/v1/voices/check", b"{}", Content_Type="application/json")).status == 400
@@ -387,7 +394,7 @@ def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_pa
             assert len(place.files()) == 3
             await prompt(audios[0], SAID)
             with pytest.raises(AudioError):
-                await prompt(BAD["silence"][0], SAID)
+                await prompt(BAD["silence"][0](), SAID)
             assert len(place.files()) == 3, "a bad recording takes no place"
             third = await prompt(audios[2], SAID)
             kept = [f"{PROMPTS_FOLDER}/{each[1:]}.safetensors" for each in (first, second, third)]
@@ -426,14 +433,14 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
             place.engine.synthesize = witnessed  # type: ignore[attr-defined]
             kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
             for path, fields in routes.items():
-                body = form(GOOD, **fields).replace(b'"audio"', b'"prompt_wav"')
+                body = form(good(), **fields).replace(b'"audio"', b'"prompt_wav"')
                 for method in ("POST", "GET"):
                     spoken = await ask(place.rig, method, path, body, Content_Type=kind)
                     assert spoken.status == 200, spoken.body
                     assert spoken.headers["content-type"] == "application/octet-stream"
                     pcm = np.frombuffer(spoken.body, "<i2")
                     assert pcm.size > 5_000 and pcm.any()
-            zero_shot, cross_lingual = await place.service.prompt(GOOD, SAID), await place.service.prompt(GOOD, "")
+            zero_shot, cross_lingual = await place.service.prompt(good(), SAID), await place.service.prompt(good(), "")
             kept = [f"{PROMPTS_FOLDER}/{each[1:]}.safetensors" for each in (zero_shot, cross_lingual)]
             assert place.files() == sorted(kept)
             assert [(each.voice, each.instruct) for each in asked[::2]] == [
@@ -441,7 +448,7 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
             ]  # fmt: skip
             assert asked[1::2] and [each.voice for each in asked[1::2]] == [each.voice for each in asked[::2]]
             for path, fields in routes.items():
-                bad = form(BAD["a PNG"][0], **fields).replace(b'"audio"', b'"prompt_wav"')
+                bad = form(BAD["a PNG"][0](), **fields).replace(b'"audio"', b'"prompt_wav"')
                 refused = await ask(place.rig, "POST", path, bad, Content_Type=kind)
                 assert refused.error == (400, "bad_audio")
             assert len(place.files()) == 2
@@ -452,7 +459,7 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
 def test_more_recordings_than_can_wait_are_refused(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path, with_engine=False) as place:
-            answers = await asyncio.gather(*(add(place.rig, GOOD, name=f"anna{n}") for n in range(12)))
+            answers = await asyncio.gather(*(add(place.rig, good(), name=f"anna{n}") for n in range(12)))
             statuses = [answer.status for answer in answers]
             assert statuses.count(201) == 9 and statuses.count(503) == 3
             assert {answer.headers.get("retry-after") for answer in answers if answer.status == 503} == {"10"}
@@ -466,16 +473,16 @@ def test_a_process_that_dies_or_takes_too_long_is_an_error_and_the_next_voice_is
 ) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path, with_engine=False) as place:
-            adding = asyncio.create_task(add(place.rig, GOOD, name="anna"))
+            adding = asyncio.create_task(add(place.rig, good(), name="anna"))
             await until(lambda: place.maker.pid is not None, "a process")
             os.kill(place.maker.pid or 0, 9)
             answer = await adding
             assert answer.error == (500, "engine_failed") and "ended" in answer.json()["error"]["message"]
             place.maker._make_s = 0.5
-            assert "within 0.5 s" in (await add(place.rig, GOOD, name="anna")).json()["error"]["message"]
+            assert "within 0.5 s" in (await add(place.rig, good(), name="anna")).json()["error"]["message"]
             assert place.maker.pid is None and place.files() == []
             place.maker._make_s, place.maker._idle_s = 60.0, 0.05
-            assert (await add(place.rig, GOOD, name="anna")).status == 201
+            assert (await add(place.rig, good(), name="anna")).status == 201
             await until(lambda: place.maker.pid is None, "an idle process ends")
 
     run(main, within_s=WITHIN_S)
@@ -490,10 +497,10 @@ def test_without_cosyvoice2_voices_are_listed_and_cannot_be_added() -> None:
         async with server.running():
             rig = Rig(server, catalog.engines[0])
             assert len((await ask(rig, "GET", "/v1/voices")).json()["voices"]) == len(catalog.voices)
-            assert (await add(rig, GOOD, name="anna")).error == (501, "engine_unavailable")
+            assert (await add(rig, good(), name="anna")).error == (501, "engine_unavailable")
             kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
             for path in ("check", "denoise"):
-                answer = await ask(rig, "POST", f"/v1/voices/{path}", form(GOOD), Content_Type=kind)
+                answer = await ask(rig, "POST", f"/v1/voices/{path}", form(good()), Content_Type=kind)
                 assert answer.error == (501, "engine_unavailable")
             assert (await ask(rig, "DELETE", "/v1/voices/anna")).error == (501, "engine_unavailable")
         await catalog.close()
@@ -513,7 +520,7 @@ def as_key(name: str) -> dict[str, str]:
 
 async def add_as(rig: Rig, key: str, **fields: str) -> Answer:
     kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
-    return await ask(rig, "POST", "/v1/voices", form(GOOD, **fields), Content_Type=kind, **as_key(key))
+    return await ask(rig, "POST", "/v1/voices", form(good(), **fields), Content_Type=kind, **as_key(key))
 
 
 async def speak_as(rig: Rig, key: str, voice: str) -> Answer:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from neighbour import neighbour
 from rig import run, serving
-from test_http_voices import BAD, GOOD, SAID, WITHIN_S, NoEngine
+from test_http_voices import BAD, SAID, WITHIN_S, NoEngine, good
 
 from telephony_tts import app
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -25,10 +25,10 @@ def test_a_call_beside_voices_that_are_made_hears_no_gap(tmp_path: Path) -> None
         service = VoiceService(NoEngine(), tmp_path / "model", tmp_path / "voices", app.spoken)
         try:
             async with serving() as rig, neighbour(rig):
-                for name, audio in (("silence", BAD["silence"][0]), ("bomb", BAD["a FLAC bomb"][0])):
+                for name, audio in (("silence", BAD["silence"][0]()), ("bomb", BAD["a FLAC bomb"][0]())):
                     with pytest.raises(AudioError):
                         await service.add(name, audio, SAID)
-                made = await service.add("anna", GOOD, SAID)
+                made = await service.add("anna", good(), SAID)
                 assert np.isclose(made.source_s, 4.0)
         finally:
             await service.close()

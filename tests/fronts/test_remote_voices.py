@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from front_server import FrontServer, front_server
 from rig import Bot, run
-from test_http_voices import GOOD
+from test_http_voices import good
 from test_shared_engine import TEXT, names, request
 from voice_form import voice_form
 from websockets.asyncio.client import connect
@@ -50,7 +50,7 @@ def server(short_of_module: Path, folders: tuple[Path, Path]) -> Iterator[FrontS
 
 @pytest.mark.timed  # replicas, fronts and a caller all have deadlines
 def test_a_voice_is_added_spoken_and_removed(server: FrontServer, folders: tuple[Path, Path]) -> None:
-    head, body = voice_form({"name": "anna", "text": "Thank you for calling."}, GOOD)
+    head, body = voice_form({"name": "anna", "text": "Thank you for calling."}, good())
     made = json.loads(request(server, "/v1/voices", body, "POST", Content_Type=head))
     assert (made["name"], made["engine"], made["removable"]) == ("anna", "remote", True)
     assert made["warnings"] and not any("does not have the voice" in each for each in made["warnings"])

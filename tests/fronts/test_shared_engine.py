@@ -16,7 +16,7 @@ import pytest
 from front_server import FrontServer, front_server
 from rig import Bot, run, until
 from test_front_faults import serve
-from test_http_voices import GOOD
+from test_http_voices import good
 from voice_form import voice_form
 from websockets.asyncio.client import connect
 
@@ -88,7 +88,7 @@ def test_one_engine_speaks_for_all_fronts(server: FrontServer) -> None:
 
 
 def test_a_voice_that_comes_through_one_front_speaks_on_both(server: FrontServer) -> None:
-    form, body = voice_form({"name": "anna", "text": "Thank you for calling."}, GOOD)
+    form, body = voice_form({"name": "anna", "text": "Thank you for calling."}, good())
     made = json.loads(request(server, "/v1/voices", body, "POST", Content_Type=form))
     assert made["name"] == "anna" and made["removable"]
     for front in (0, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -78,17 +79,17 @@ def test_the_record_says_by_what_and_how_much() -> None:
 @pytest.mark.parametrize(
     ("wave", "why"),
     [
-        (syllables(), "silent already"),
-        (torch.zeros(24_000 * 4), "silent already"),
-        (hiss(24_000 * 4, 0.1), "no pause"),
-        (hiss(4_000), "too short"),
-        (torch.zeros(0), "too short"),
+        (syllables, "silent already"),
+        (lambda: torch.zeros(24_000 * 4), "silent already"),
+        (lambda: hiss(24_000 * 4, 0.1), "no pause"),
+        (lambda: hiss(4_000), "too short"),
+        (lambda: torch.zeros(0), "too short"),
     ],
     ids=["clean", "silence", "noise alone", "short", "empty"],
 )
-def test_what_has_no_noise_to_find_is_an_error(wave: torch.Tensor, why: str) -> None:
+def test_what_has_no_noise_to_find_is_an_error(wave: Callable[[], torch.Tensor], why: str) -> None:
     with pytest.raises(AudioError, match=why):
-        reduced(Recording(wave, 24_000))
+        reduced(Recording(wave(), 24_000))
 
 
 def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,20 +124,20 @@ def test_the_figures_of_a_recording() -> None:
 @pytest.mark.parametrize(
     ("recording", "found"),
     [
-        (Recording(syllables(), 24_000), set()),
-        (Recording(syllables(4.0), 24_000), {"short"}),
-        (Recording(syllables() + hiss(144_000, 0.03), 24_000), {"noisy"}),
-        (Recording(syllables(2.0), 24_000), {"too_short"}),
-        (Recording(syllables(36.0), 24_000), {"too_long"}),
-        (Recording((30 * syllables()).clamp(-1, 1), 24_000), {"clipped"}),
-        (Recording(syllables(rate_hz=8_000), 8_000), {"low_rate"}),
-        (Recording(torch.zeros(144_000), 24_000), {"silent"}),
-        (Recording(torch.zeros(0), 24_000), {"silent", "too_short"}),
+        (lambda: Recording(syllables(), 24_000), set()),
+        (lambda: Recording(syllables(4.0), 24_000), {"short"}),
+        (lambda: Recording(syllables() + hiss(144_000, 0.03), 24_000), {"noisy"}),
+        (lambda: Recording(syllables(2.0), 24_000), {"too_short"}),
+        (lambda: Recording(syllables(36.0), 24_000), {"too_long"}),
+        (lambda: Recording((30 * syllables()).clamp(-1, 1), 24_000), {"clipped"}),
+        (lambda: Recording(syllables(rate_hz=8_000), 8_000), {"low_rate"}),
+        (lambda: Recording(torch.zeros(144_000), 24_000), {"silent"}),
+        (lambda: Recording(torch.zeros(0), 24_000), {"silent", "too_short"}),
     ],
     ids=["good", "short", "noisy", "too short", "too long", "clipped", "low rate", "silent", "empty"],
 )
-def test_what_is_found_has_a_word_for_programs(recording: Recording, found: set[str]) -> None:
-    assert codes(recording) == found
+def test_what_is_found_has_a_word_for_programs(recording: Callable[[], Recording], found: set[str]) -> None:
+    assert codes(recording()) == found
 
 
 def test_a_clipped_recording_stays_clipped_when_its_noise_is_reduced() -> None:

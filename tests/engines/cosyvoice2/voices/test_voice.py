@@ -2,6 +2,7 @@ import hashlib
 import io
 import math
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,21 +99,21 @@ def test_a_recording_is_read_from_its_bytes_as_from_its_file(tmp_path: Path, for
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "the recording cannot be read as audio: give a WAV, .*not recognised"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(5000), "cannot be read as audio: give a WAV, FLAC, OGG or MP3"),
-        (encoded(murmur(61.0).numpy(), "FLAC"), "the recording lasts 61 s: give 3 to 30 s"),
-        (encoded(murmur(4.0)[:, None].repeat(1, 5).numpy(), "WAV"), "has 5 channels"),
-        (encoded(murmur(4.0).numpy(), "FLAC")[:30_000], "cannot be read as audio|is truncated"),
-        (encoded(murmur(4.0).numpy(), "WAV")[:90_000], "the recording is truncated"),
-        (encoded(murmur(4.0).numpy(), "MP3")[:7_000], "the recording is truncated"),
-        (with_flac_length(encoded(murmur(4.0).numpy(), "FLAC"), 0), "does not say how long it is"),
-        (encoded(murmur(4.0).numpy(), "WAV", 400_000), "has a rate of 400000 Hz"),
+        (lambda: b"", "the recording cannot be read as audio: give a WAV, .*not recognised"),
+        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(5000), "cannot be read as audio: give a WAV, FLAC, OGG or MP3"),
+        (lambda: encoded(murmur(61.0).numpy(), "FLAC"), "the recording lasts 61 s: give 3 to 30 s"),
+        (lambda: encoded(murmur(4.0)[:, None].repeat(1, 5).numpy(), "WAV"), "has 5 channels"),
+        (lambda: encoded(murmur(4.0).numpy(), "FLAC")[:30_000], "cannot be read as audio|is truncated"),
+        (lambda: encoded(murmur(4.0).numpy(), "WAV")[:90_000], "the recording is truncated"),
+        (lambda: encoded(murmur(4.0).numpy(), "MP3")[:7_000], "the recording is truncated"),
+        (lambda: with_flac_length(encoded(murmur(4.0).numpy(), "FLAC"), 0), "does not say how long it is"),
+        (lambda: encoded(murmur(4.0).numpy(), "WAV", 400_000), "has a rate of 400000 Hz"),
     ],
     ids=["empty", "png", "61s", "5ch", "cut-flac", "cut-wav", "cut-mp3", "endless", "rate"],
 )
-def test_bytes_that_cannot_become_a_voice(content: bytes, found: str) -> None:
+def test_bytes_that_cannot_become_a_voice(content: Callable[[], bytes], found: str) -> None:
     with pytest.raises(AudioError, match=found) as caught:
-        voice.read_recording(content, 60.0)
+        voice.read_recording(content(), 60.0)
     assert "object at 0x" not in caught.value.message
 
 
@@ -176,20 +177,20 @@ def test_noise_far_below_the_voice_is_silence_too() -> None:
 @pytest.mark.parametrize(
     ("recording", "found"),
     [
-        (Recording(murmur(4.0, 8000), 8000), "rate is 8000 Hz"),
-        (Recording(murmur(2.0), 24_000), "holds 2.0 s"),
-        (Recording(murmur(31.0), 24_000), "holds 31.0 s"),
-        (Recording(silence(5.0), 24_000), "silent"),
-        (Recording(murmur(5.0, level=1e-4), 24_000), "silent"),
-        (Recording((20 * murmur(5.0)).clamp(-1, 1), 24_000), "clipped"),
-        (Recording(torch.zeros(0), 24_000), "silent"),
-        (Recording(torch.cat([silence(20.0), murmur(1.0), silence(5.0)]), 24_000), "holds 1.2 s"),
+        (lambda: Recording(murmur(4.0, 8000), 8000), "rate is 8000 Hz"),
+        (lambda: Recording(murmur(2.0), 24_000), "holds 2.0 s"),
+        (lambda: Recording(murmur(31.0), 24_000), "holds 31.0 s"),
+        (lambda: Recording(silence(5.0), 24_000), "silent"),
+        (lambda: Recording(murmur(5.0, level=1e-4), 24_000), "silent"),
+        (lambda: Recording((20 * murmur(5.0)).clamp(-1, 1), 24_000), "clipped"),
+        (lambda: Recording(torch.zeros(0), 24_000), "silent"),
+        (lambda: Recording(torch.cat([silence(20.0), murmur(1.0), silence(5.0)]), 24_000), "holds 1.2 s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_recordings_that_cannot_become_a_voice(recording: Recording, found: str) -> None:
+def test_recordings_that_cannot_become_a_voice(recording: Callable[[], Recording], found: str) -> None:
     with pytest.raises(AudioError, match=found):
-        prepared(recording)
+        prepared(recording())
 
 
 def test_one_error_lists_every_problem() -> None:
