@@ -31,6 +31,7 @@ _BACKLOG = 512
 _AT_ONCE = 512
 """The most requests of other fronts that are served at once."""
 _ACCEPT_AGAIN_S = 0.1
+_CONNECT_AGAIN_S = 0.01
 MOVE_S = 4.0
 """How long another front may take to confirm a connection. Its event loop runs within milliseconds, or it hangs."""
 GREETING_S = 0.25
@@ -143,7 +144,13 @@ class SocketMover:
         try:
             connection.setblocking(False)
             async with asyncio.timeout(within_s):
-                await loop.sock_connect(connection, str(self._path_of(to)))
+                while True:
+                    # Not `sock_connect`: with a full backlog it returns as if the socket were connected.
+                    try:
+                        connection.connect(str(self._path_of(to)))
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(_CONNECT_AGAIN_S)
                 if await loop.sock_recv(connection, len(_GREETING)) != _GREETING:
                     raise ConnectionResetError("it has ended before its greeting")
         except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError, FileNotFoundError) as error:

@@ -19,7 +19,7 @@ from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import SILENT_NS, Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import METRICS, SocketMover
-from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
+from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, MovedSocket
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +133,42 @@ def test_a_fault_while_a_connection_is_accepted_does_not_end_the_listening(short
         raise AssertionError("nothing is moved")
 
     run(main())
+
+
+@pytest.mark.parametrize("new_loop", [event_loop.new_loop, asyncio.SelectorEventLoop])
+def test_a_front_with_a_full_queue_of_connections_is_silent_and_not_broken(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], short: Path
+) -> None:
+    """Pinned: "Invalid argument" ended the connection that another front could have served."""
+
+    async def main() -> None:
+        mover = SocketMover(lambda name: short / name, "0.1")
+        ours, theirs = socket.socketpair()
+        with ours, theirs, socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
+            stopped.bind(str(short / "1.1"))
+            stopped.listen(0)
+            waiting.connect(str(short / "1.1"))
+            with pytest.raises(FrontSilent):
+                await mover.move("1.1", ours, MOVED, may_stay=True)
+            ours.send(b"it stays")
+            assert theirs.recv(8) == b"it stays"
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(mover.ask("1.1", METRICS), 0.1)
+            asking = asyncio.create_task(mover.ask("1.1", METRICS))
+            await asyncio.sleep(0.1)
+            for first in (True, False):
+                accepted, _ = await asyncio.to_thread(stopped.accept)
+                with accepted:
+                    if first:
+                        continue
+                    accepted.sendall(b"!")
+                    assert await asyncio.to_thread(accepted.recv, 1) == METRICS
+                    accepted.sendall(b"\0\0\0\2ok")
+            assert await asking == b"ok", "it connects as soon as there is room"
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(main(), 10))
 
 
 @pytest.mark.parametrize("new_loop", [event_loop.new_loop, asyncio.SelectorEventLoop])
