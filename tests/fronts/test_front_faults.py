@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -472,9 +473,9 @@ def serve(*settings: str, folder: Path, within_s: float = 60) -> subprocess.Comp
 
 def test_a_server_that_cannot_start_says_why_once(short: Path) -> None:
     port = free_port()
-    with front_server(short) as server:
-        taken = serve(f"server.port={server.port}", folder=short)
-        assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{server.port}" in taken.stderr
+    with socket.create_server(("127.0.0.1", port)):
+        taken = serve(f"server.port={port}", folder=short)
+        assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
     unknown = serve("speech.voice=nobody", folder=short)
     assert unknown.returncode == 1
     last = unknown.stderr.strip().splitlines()[-1]

@@ -12,6 +12,15 @@ for folder in ("e2e", "fronts"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def preloaded_drivers() -> Iterator[None]:
+    """The tests of a module share the processes that have imported a client's packages (`preloaded_driver.py`)."""
+    yield
+    from environment import end_preloaded
+
+    end_preloaded()
+
+
 @pytest.fixture(scope="module")
 def devtools() -> Iterator[str]:
     """A browser that keeps what the console plays."""

@@ -18,12 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from preloaded_driver import PreloadedDriver
+
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parents[1] / ".peers"
 REQUIREMENTS = HERE / "bots.txt"
 DRIVERS = HERE / "drivers"
 INSTALL_S = 300
 """The longest that an installation may take."""
+PRELOADED: dict[Path, list[PreloadedDriver]] = {}
+"""Processes that have imported what a driver imports and do no run at the moment, by the driver's path."""
 
 
 def bots_python() -> Path:
@@ -72,11 +76,18 @@ def drive(
 
     Raises AssertionError, with the driver's stderr and its last events, when it fails or takes longer than `timeout_s`.
     """
-    command = [str(bots_python()), "-X", "faulthandler", str(DRIVERS / script), *arguments]
+    python, path = bots_python(), DRIVERS / script
+    variables = driver_variables(environment or {})
     try:
-        run = subprocess.run(
-            command, capture_output=True, check=False, timeout=timeout_s, env=driver_variables(environment or {})
-        )
+        if environment:
+            # An SDK may read them when it is imported.
+            command = [str(python), "-X", "faulthandler", str(path), *arguments]
+            run = subprocess.run(command, capture_output=True, check=False, timeout=timeout_s, env=variables)
+        else:
+            idle = PRELOADED.setdefault(path, [])
+            driver = idle.pop() if idle else PreloadedDriver(python, path, variables)
+            run = driver.run(arguments, variables, timeout_s)
+            idle.append(driver)
     except subprocess.TimeoutExpired as late:
         raise AssertionError(
             f"{script} took longer than {timeout_s} s\n{printed(late.stdout)}\n{decoded_text(late.stderr)}"
@@ -85,6 +96,14 @@ def drive(
         f"{script} ended with {run.returncode}\n{printed(run.stdout)}\n{decoded_text(run.stderr)[-6000:]}"
     )
     return [with_bytes(json.loads(line)) for line in run.stdout.splitlines()]
+
+
+def end_preloaded() -> None:
+    """End the processes that wait for another run of a driver."""
+    while PRELOADED:
+        _, idle = PRELOADED.popitem()
+        for driver in idle:
+            driver.close()
 
 
 def driver_variables(added: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import environment
@@ -46,13 +47,17 @@ def test_an_installation_that_failed_is_tried_again(elsewhere: Path) -> None:
     assert can_import(environment.bots_python(), "sniffio")
 
 
-def test_a_driver_that_gives_up_says_why_and_what_it_saw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With this interpreter, as a driver of no client needs no client's packages."""
+@pytest.fixture
+def own_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of drivers that need no client's packages, and so run with this interpreter."""
     monkeypatch.setattr(environment, "bots_python", lambda: Path(environment.sys.executable))
     monkeypatch.setattr(environment, "DRIVERS", tmp_path)
     (tmp_path / "reporting.py").symlink_to(environment.HERE / "drivers" / "reporting.py")
-    script = tmp_path / "waits.py"
-    script.write_text(
+    return tmp_path
+
+
+def test_a_driver_that_gives_up_says_why_and_what_it_saw(own_drivers: Path) -> None:
+    (own_drivers / "waits.py").write_text(
         "from reporting import Ear, arguments, report\n"
         "options = arguments(rate=8)\n"
         "ear = Ear(options.rate * 2 / 1000, options.within)\n"
@@ -66,3 +71,70 @@ def test_a_driver_that_gives_up_says_why_and_what_it_saw(monkeypatch: pytest.Mon
         environment.drive("waits.py", "http://127.0.0.1:1", "wait:done", "--within", "0.2")
     with pytest.raises(AssertionError, match=r"(?s)longer than 1 s.*\"event\": \"audio\".*a client that prints"):
         environment.drive("waits.py", "http://127.0.0.1:1", "wait:done", "--within", "20", timeout_s=1)
+
+
+def test_runs_of_a_driver_share_its_imports_and_nothing_else(
+    own_drivers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_drivers / "client.py").write_text("import os\nIMPORTED_IN = os.getpid()\nUSERS = []\n")
+    (own_drivers / "chosen.py").write_text("import os\nIMPORTED_IN = os.getpid()\n")
+    (own_drivers / "uses.py").write_text(
+        "import os, sys\n"
+        "import client\n"
+        "from reporting import report\n"
+        "client.USERS.append(sys.argv[1])\n"
+        "def later():\n"
+        "    import chosen\n"
+        "    return chosen.IMPORTED_IN\n"
+        "report('ran', by=os.getpid(), shared=client.IMPORTED_IN, chosen=later(), users=client.USERS, name=__name__,\n"
+        "       arguments=sys.argv[1:], folder=os.getcwd(), variable=os.environ.get('OF_A_RUN'),\n"
+        "       input=sys.stdin.read())\n"
+    )
+    (one,) = environment.drive("uses.py", "one")
+    monkeypatch.setenv("OF_A_RUN", "set")
+    monkeypatch.chdir(tmp_path)
+    (two,) = environment.drive("uses.py", "chosen", "--more")
+    assert two["by"] != one["by"] != one["shared"] == two["shared"] != two["by"]
+    assert one["chosen"] == one["by"] and two["chosen"] == two["shared"]
+    assert (two["users"], two["name"], two["arguments"]) == (["chosen"], "__main__", ["chosen", "--more"])
+    assert (two["folder"], two["variable"], one["variable"], two["input"]) == (str(tmp_path), "set", None, "")
+    (alone,) = environment.drive("uses.py", "three", environment={"OF_AN_IMPORT": "1"})
+    assert alone["by"] == alone["shared"], "its import has not seen the variable"
+    assert is_running(one["shared"])
+    environment.end_preloaded()
+    assert not is_running(one["shared"])
+
+
+def test_a_run_that_is_late_or_killed_leaves_no_process(own_drivers: Path) -> None:
+    (own_drivers / "dies.py").write_text(
+        "import os, signal, sys, time\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "if sys.argv[2] == 'late': time.sleep(60)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    pids = own_drivers / "pid"
+    with pytest.raises(AssertionError, match=r"dies\.py ended with -9"):
+        environment.drive("dies.py", str(pids), "killed")
+    with pytest.raises(AssertionError, match=r"dies\.py took longer than 2 s"):
+        environment.drive("dies.py", str(pids), "late", timeout_s=2)
+    end_s = time.monotonic() + 5
+    while is_running(int(pids.read_text())):
+        assert time.monotonic() < end_s, "it runs on"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is neither gone nor a zombie: its parent was killed, and process 1 may not have taken it yet."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def test_an_import_that_starts_a_thread_is_refused(own_drivers: Path) -> None:
+    (own_drivers / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (own_drivers / "uses.py").write_text("import threaded\n")
+    with pytest.raises(AssertionError, match="the process that imports for a driver ended with 1"):
+        environment.drive("uses.py")
