@@ -64,9 +64,11 @@ def main() -> None:
     flags.add_argument("--routing-calls", type=int, default=320, help="calls of routing (default %(default)s)")
     flags.add_argument("--routing-s", type=float, default=160.0, help="in which they arrive (default %(default)s)")
     chosen = flags.parse_args()
+    chosen.servers, chosen.fronts = N_SERVERS, N_FRONTS
     if chosen.quick:
         chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
         chosen.parts = "kill,restart,drain,routing"  # the others are benchmarks of their own
+        chosen.servers, chosen.fronts = 2, 1
     if unknown := set(chosen.parts.split(",")) - set(known):
         flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
     results: dict[str, Any] = {}
@@ -138,7 +140,7 @@ def _watched(
     server_core, load_core = cores()
     with (
         tempfile.TemporaryDirectory(prefix="fleet") as folder,
-        kind(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority) as servers,
+        kind(Path(folder), chosen.servers, _ENGINE, core=load_core, priority=chosen.priority) as servers,
     ):
         settings = (
             *servers.front_settings,
@@ -167,12 +169,12 @@ def _watched(
 
 def _kill(chosen: argparse.Namespace) -> dict[str, Any]:
     """kill -9 of one engine server. This script starts it again: under Ray Serve or Kubernetes, these do."""
-    return _killed(chosen, EngineServers, f"kill -9 of one of {N_SERVERS}", 6.0)
+    return _killed(chosen, EngineServers, f"kill -9 of one of {chosen.servers}", 6.0)
 
 
 def _ray_kill(chosen: argparse.Namespace) -> dict[str, Any]:
     """kill -9 of one replica on Ray, which starts another one by itself."""
-    return _killed(chosen, RayReplicas, f"Ray: kill -9 of one of {N_SERVERS} replicas", 30.0)
+    return _killed(chosen, RayReplicas, f"Ray: kill -9 of one of {chosen.servers} replicas", 30.0)
 
 
 def _killed(
@@ -214,7 +216,7 @@ def _restart(chosen: argparse.Namespace) -> dict[str, Any]:
 
     def restart(servers: EngineServers) -> dict[str, Any]:
         statuses, took_ms = [], []
-        for i in range(N_SERVERS):
+        for i in range(chosen.servers):
             begun_ns = time.monotonic_ns()
             statuses.append(servers.stop(i))
             servers.spawn(i)
@@ -243,7 +245,7 @@ def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
     server_core, load_core = cores()
     with tempfile.TemporaryDirectory(prefix="fleet") as folder, contextlib.ExitStack() as running:
         servers = running.enter_context(
-            EngineServers(Path(folder), N_SERVERS, _ENGINE, core=load_core, priority=chosen.priority)
+            EngineServers(Path(folder), chosen.servers, _ENGINE, core=load_core, priority=chosen.priority)
         )
         settings = (
             *servers.front_settings,
@@ -260,11 +262,11 @@ def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
             place(front.pid, server_core, chosen.priority)
             return front
 
-        fronts = [start() for _ in range(N_FRONTS)]
+        fronts = [start() for _ in range(chosen.fronts)]
         ports = Path(folder) / "ports.json"
         _write_ports(ports, fronts)
         # Each replacement: a start of a second or two, then the longest call and its last turns.
-        watched_s = N_FRONTS * (1.5 * call_s + (6.0 if chosen.quick else 15.0))
+        watched_s = chosen.fronts * (1.5 * call_s + (6.0 if chosen.quick else 15.0))
         spec = {
             "ports": str(ports),
             "lines": chosen.calls,
@@ -277,7 +279,7 @@ def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
         with ThreadPoolExecutor(1) as pool:
             load = pool.submit(run_load, "calls_through_restarts", spec, core=load_core, priority=chosen.priority)
             time.sleep(_CONNECT_S + BEFORE_S)
-            for i in range(N_FRONTS):
+            for i in range(chosen.fronts):
                 old, fronts[i] = fronts[i], start()
                 _write_ports(ports, fronts)
                 statuses.append(old.drain(_DRAIN_CALLS_S + 10.0))
@@ -285,7 +287,7 @@ def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
     n_cut, n_late = len(found["cut"]), found["over_20_ms"]
     rows = [
         _row("rolling restart of the fronts: turns cut by the drain", f"{n_cut} of {found['done'] + n_cut}", "0",
-             n_cut == 0 and statuses == [0] * N_FRONTS),
+             n_cut == 0 and statuses == [0] * chosen.fronts),
         _row("the same: frames late by more than 20 ms", f"{n_late} of {found['frames']}", "not asked",
              None),
     ]  # fmt: skip

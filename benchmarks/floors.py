@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.inference_mode(), random_model(size, PROMPT_S, chosen.keep) as directory:
         progress("speeds")
-        speeds = _speeds(0.02 if chosen.quick else 0.5, N_READ >> (6 if chosen.quick else 0))
+        speeds = _speeds(0.02, N_READ >> 6, WIDTH >> 3) if chosen.quick else _speeds(0.5, N_READ, WIDTH)
         progress("stages")
         side = ModelSide(CpuDevice(), directory, Precision(INT8, INT8, MIXED), 1)
         stages = _stages(side, chosen.rounds)
@@ -94,14 +94,14 @@ def main() -> None:
 # ------------------------------------------------------------------------------------- this core
 
 
-def _speeds(seconds: float, n_read: int) -> dict[str, float]:
+def _speeds(seconds: float, n_read: int, width: int) -> dict[str, float]:
     """Giga-products (GMAC) and gigabytes a second. A product is a multiplication with its addition."""
-    x = torch.randn(ROWS, WIDTH)
-    weight = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
+    x = torch.randn(ROWS, width)
+    weight = torch.randn(width, width) / width**0.5
     quantised = Int8Linear(Linear(weight, None))
-    square = torch.randn(WIDTH, WIDTH)
+    square = torch.randn(width, width)
     wide, narrow = square.double(), square.bfloat16()
-    n_map, n_square = ROWS * WIDTH**2, WIDTH**3
+    n_map, n_square = ROWS * width**2, width**3
     found = {
         "int8, in registers": _registers(seconds),
         "int8, a map of the kernels": n_map / _least_s(lambda: quantised(x), seconds),

@@ -30,7 +30,7 @@ def _pretend() -> None:
     from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
     from telephony_tts.engines.cosyvoice2.device import speech_model
     from telephony_tts.engines.cosyvoice2.model.flow import device_backend
-    from telephony_tts.engines.cosyvoice2.model.graphs import Record, Work
+    from telephony_tts.engines.cosyvoice2.model.graphs import Record
     from telephony_tts.engines.cosyvoice2.model.vocoder import recorded
 
     torch.set_num_threads(1)
@@ -56,11 +56,7 @@ def _pretend() -> None:
             return {"gpu": "a pretended GPU"}
 
         def recorder(self) -> Record | None:
-            def record(work: Work) -> Work:
-                work()
-                return self.pretence.record(work)
-
-            return record
+            return self.pretence.record
 
         @contextmanager
         def computing(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import os
 import signal
 import sys
 from functools import lru_cache
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from harness.process import QUICK
 from telephony_tts import app, config
 from telephony_tts.engines import fake
 
@@ -43,6 +45,8 @@ def main() -> None:
     for name in {"hibari", "espeak"} - {overrides.get("engines.default", "hibari")}:
         # An embedded voice would be much of the start and of the memory.
         overrides.setdefault(f"engines.{name}.workers", 0)
+    if QUICK in os.environ:
+        overrides.setdefault("speech.detect_language", False)  # loading its network is a quarter of the start
     if chosen.instant:
         fake.render = lru_cache(maxsize=4096)(fake.render)
     for name in chosen.patch:

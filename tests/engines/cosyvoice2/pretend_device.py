@@ -21,9 +21,13 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretend"
 Op = Callable[..., Any]
-Step = tuple[Op, tuple[Any, ...], dict[str, Any], Any]
+Step = tuple[Op, tuple[Any, ...], dict[str, Any], list[Tensor]]
+_COPY, _TO_COPY = torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 """Operations whose result is a Python number."""
+WHOLE = {torch.ops.aten.linear.default, torch.ops.aten.layer_norm.default, torch.ops.aten.conv1d.default}
+"""Frequent operations that are not taken apart, which would take time. They read no value and return a new tensor."""
 
 
 class _Module:
@@ -123,70 +127,83 @@ class Pretence(TorchDispatchMode):
         def replay() -> None:
             # The recorded tensors are on the CPU. Like the host during a graph, this mode takes no part.
             with _disable_current_modes():  # type: ignore[no-untyped-call]
-                for func, args, kwargs, result in steps:
+                for func, args, kwargs, results in steps:
                     again = func(*args, **kwargs)
-                    for before, now in zip(_tensors(result), _tensors(again), strict=True):
+                    for before, now in zip(results, _tensors(again), strict=True):
                         if now.untyped_storage()._cdata != before.untyped_storage()._cdata:
                             before.copy_(now)
 
         return replay
 
     def __torch_dispatch__(self, func: Op, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if _is_composite(func):
-            # In inference mode they are not decomposed.
+        is_composite, launched = _about(func)
+        if is_composite:
+            # In inference mode they are not decomposed. `decompose` would take PyTorch's slower kernels in Python.
             with self:
-                return func.decompose(*args, **kwargs)
-        launched = _launched(func)
+                return func._op_dk(_COMPOSITE, *args, **kwargs or {})  # type: ignore[attr-defined]
         if launched is not None:
             self.launches[launched] += 1
         n_crossed = len(self.waits) + len(self.sent)
-        tensors = _tensors((args, kwargs))
-        there = [each for each in tensors if isinstance(each, There)]
-        to = kwargs.get("device")
-        is_copy = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-        if not is_copy and there and any(not isinstance(each, There) and each.dim() for each in tensors):
+        there: dict[int, There] = {}
+        elsewhere: list[Tensor] = []
+        inner = _inner(args, there, elsewhere)
+        options = _inner(kwargs, there, elsewhere) if kwargs else {}
+        to = options.get("device")
+        is_copy = func is _COPY or func is _TO_COPY
+        if elsewhere and there and not is_copy and any(each.dim() for each in elsewhere):
             raise RuntimeError(f"{func}: tensors on two devices")
-        if func in READS and there:
+        if there and func in READS:
             self.waits.append(_place())
-        if func is torch.ops.aten.copy_.default and isinstance(args[0], There) != isinstance(args[1], There):
-            (self.sent if isinstance(args[0], There) else self.waits).append(_place())
         goes_there = bool(there) if to is None else torch.device(to).type == NAME
-        if func is torch.ops.aten._to_copy.default and to is not None and bool(there) != goes_there:
+        if func is _COPY:
+            goes_there = isinstance(args[0], There)
+            if goes_there != isinstance(args[1], There):
+                (self.sent if goes_there else self.waits).append(_place())
+        elif func is _TO_COPY and bool(there) != goes_there:
             (self.sent if goes_there else self.waits).append(_place())
         if to is not None:
-            kwargs["device"] = torch.device("cpu")
-        kwargs.pop("pin_memory", None)
-        if func is torch.ops.aten.copy_.default:
-            goes_there = isinstance(args[0], There)
-        inner = _mapped((args, kwargs), There, lambda each: each.here)
-        result = func(*inner[0], **inner[1])
+            options["device"] = torch.device("cpu")
+        options.pop("pin_memory", None)
+        result = func(*inner, **options)
         if self._recorded is not None:
             if not goes_there or len(self.waits) + len(self.sent) > n_crossed:
                 raise RuntimeError(f"{func} of {_place()} cannot be recorded")
-            self._recorded.append((func, *inner, result))
-        if not goes_there:
-            return result
-        # A tensor that the operation changed in place stays the same object.
-        same = {id(each.here): each for each in there}
-        return _mapped(result, Tensor, lambda each: same[id(each)] if id(each) in same else There(each))
-
-
-def _mapped(value: Any, kind: type[Tensor], change: Callable[[Any], object]) -> Any:
-    """Replace the tensors of one kind in an operation's arguments. PyTorch's own walk takes ten times as long: that was
-    most of the time of these tests."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, _IN_ORDER):
-        return type(value)([each if type(each) in _PLAIN else _mapped(each, kind, change) for each in value])
-    if isinstance(value, dict):
-        return {name: each if type(each) in _PLAIN else _mapped(each, kind, change) for name, each in value.items()}
-    return value
+            if launched is not None:  # a view sees what its memory holds by then
+                self._recorded.append((func, inner, options, _tensors(result)))
+        return _outer(result, there) if goes_there else result
 
 
 _IN_ORDER = (tuple, list)
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 """Types of most arguments, none of which contains a tensor."""
+
+
+def _inner(value: Any, there: dict[int, There], elsewhere: list[Tensor]) -> Any:
+    """An operation's arguments with the tensors that have their values. `there` gets the tensors on the device, by the
+    id of what replaces them, and `elsewhere` gets all others. PyTorch's own walk takes ten times as long: that was most
+    of the time of these tests."""
+    if isinstance(value, There):
+        there[id(value.here)] = value
+        return value.here
+    if isinstance(value, Tensor):
+        elsewhere.append(value)
+    elif isinstance(value, _IN_ORDER):
+        return type(value)([each if type(each) in _PLAIN else _inner(each, there, elsewhere) for each in value])
+    elif isinstance(value, dict):
+        return {
+            name: each if type(each) in _PLAIN else _inner(each, there, elsewhere) for name, each in value.items()
+        }
+    return value
+
+
+def _outer(result: Any, there: dict[int, There]) -> Any:
+    """A result with its tensors on the device. A tensor that the operation changed in place stays the same object."""
+    if isinstance(result, Tensor):
+        same = there.get(id(result))
+        return There(result) if same is None else same
+    if isinstance(result, _IN_ORDER):
+        return type(result)([_outer(each, there) for each in result])
+    return result
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -210,16 +227,11 @@ def _find(value: Any, found: list[Any]) -> None:
 
 
 @functools.cache
-def _is_composite(func: Op) -> bool:
-    """Whether the operation consists of other operations."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
-
-
-@functools.cache
-def _launched(func: Op) -> str | None:
-    """The name of the operation; None for a view."""
+def _about(func: Op) -> tuple[bool, str | None]:
+    """Whether the operation is computed as the operations that it consists of; its name, or None for a view."""
+    is_composite = func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
     is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-    return None if is_view else func.name()
+    return is_composite, None if is_view else func.name()
 
 
 @functools.cache

@@ -1,10 +1,14 @@
+import functools
 import gzip
 import importlib.util
 import json
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +32,39 @@ OFFICIAL = Path(__file__).parents[1] / "vectors" / "front" / "official_shapes.js
 TENSORS = ("llm.pt", "flow.pt", "hift.pt")
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory that no test changes."""
+    path = tmp_path_factory.mktemp("written") / "model"
+    write_random_checkpoint(path, "tiny", seed=3)
+    return path
+
+
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    write_random_checkpoint(tmp_path / "model", "tiny", seed=3)
-    return tmp_path / "model"
+def directory(written: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+@pytest.fixture
+def keep_loaded(written: Path, loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call it with the names of files that the test leaves as they are. They are read once for all tests, because
+    reading them takes most of the time of a check."""
+
+    def keep(*names: str) -> None:
+        load = torch.load
+
+        def kept(path: Path, **options: Any) -> Any:
+            return loaded(written / path.name, **options) if path.name in names else load(path, **options)
+
+        monkeypatch.setattr(torch, "load", kept)
+
+    return keep
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Callable[..., Any]:
+    return functools.cache(torch.load)
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -352,7 +385,10 @@ def test_merges_cut_between_two_lines_are_seen(directory: Path, share: float) ->
     assert problem.startswith("CosyVoice-BlankEN/merges.txt is cut off or of another model")
 
 
-def test_settings_that_were_cut_anywhere_are_named_or_complete(directory: Path) -> None:
+def test_settings_that_were_cut_anywhere_are_named_or_complete(
+    directory: Path, keep_loaded: Callable[..., None]
+) -> None:
+    keep_loaded(*TENSORS, "spk2info.pt")
     path = directory / "cosyvoice2.yaml"
     whole = path.read_text()
     for end in range(0, len(whole), 21):
@@ -398,7 +434,10 @@ def test_only_the_missing_file_is_reported(directory: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_damaged_files_are_problems_and_raise_nothing(directory: Path, seed: int) -> None:
+def test_damaged_files_are_problems_and_raise_nothing(
+    directory: Path, seed: int, keep_loaded: Callable[..., None]
+) -> None:
+    keep_loaded("llm.pt", "flow.pt", "spk2info.pt")
     chance = random.Random(seed)
     data = bytearray((directory / "hift.pt").read_bytes())
     directory_of_zip = data.rfind(b"PK\x05\x06")

@@ -43,11 +43,20 @@ REQUESTS = [
 ]
 
 
-def ready(stepped: Stepped) -> None:
-    """Build both voices."""
+def build_voices(stepped: Stepped) -> None:
+    """Both, in the steps of the core."""
     for voice in VOICES:
         stepped.say(Request("no"), voice)
     stepped.run()
+
+
+def have_voices(stepped: Stepped, place: Place, profile: Profile = DEFAULT) -> None:
+    """Both, as the place has them: tests that judge something else do not build them again."""
+    voices = stepped.core.voices
+    for voice in VOICES:
+        voices.get(voice)
+    for build in voices.builds:
+        voices.finish(build, place.prompt(build.name, profile))
 
 
 def said(stepped: Stepped, requests: Sequence[Request]) -> list[int]:
@@ -57,6 +66,7 @@ def said(stepped: Stepped, requests: Sequence[Request]) -> list[int]:
 
 def alone(cpu: Place, profile: Profile, request: Request, voice: str) -> Pcm:
     stepped = Stepped(cpu, profile)  # type: ignore[arg-type]
+    have_voices(stepped, cpu, profile)
     key = stepped.say(request, voice)
     stepped.run()
     return stepped.pcm(key)
@@ -78,7 +88,7 @@ def test_streams_in_batches_sound_as_each_alone_on_a_cpu(
     device: Place, expected: list[Pcm], pretence: Pretence
 ) -> None:
     stepped = Stepped(device)  # type: ignore[arg-type]
-    ready(stepped)
+    build_voices(stepped)
     keys = said(stepped, REQUESTS)
     pretence.waits.clear()
     stepped.run()
@@ -91,7 +101,7 @@ def test_streams_in_batches_sound_as_each_alone_on_a_cpu(
 def test_streams_in_other_profiles_too(cpu: Place, device: Place, profile: Profile, pretence: Pretence) -> None:
     requests = [REQUESTS[i] for i in (0, 1, 2, 4)]
     stepped = Stepped(device, profile)  # type: ignore[arg-type]
-    ready(stepped)
+    build_voices(stepped)
     keys = said(stepped, requests)
     stepped.run()
     for i, (key, request) in enumerate(zip(keys, requests, strict=True)):
@@ -143,7 +153,7 @@ class Failing(Runner):
 def said_with(runner: Failing, place: Place, stage: str, slot: int | None) -> tuple[Stepped, list[int]]:
     """Three utterances with a failing runner."""
     stepped = Stepped(place, runner=runner)  # type: ignore[arg-type]
-    ready(stepped)
+    have_voices(stepped, place)
     runner.stage, runner.slot = stage, slot
     keys = said(stepped, REQUESTS[:3])
     stepped.run()
@@ -207,7 +217,7 @@ def test_a_failing_euler_step_ends_only_its_stream_and_the_others_take_one_step(
             n_taken.append((job.stream.slot, block.flow_block.k - before[job]))
 
     stepped = Stepped(device)  # type: ignore[arg-type]
-    ready(stepped)
+    have_voices(stepped, device)
     at = (0, 4, 6)  # all in one voice, so that their blocks are in one batch
     keys = [stepped.say(REQUESTS[i], VOICES[0]) for i in at]
     monkeypatch.setattr(backend, "step", fails)

@@ -11,6 +11,7 @@ from pretend_device import Pretence, device
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.device import prompt_steps
 from telephony_tts.engines.cosyvoice2.device.lm_steps import CpuLmSteps
 from telephony_tts.engines.cosyvoice2.device.prompt_steps import PromptSteps
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
@@ -35,6 +36,12 @@ def loaded(directory: Path, where: str) -> SpeechModel:
 @pytest.fixture
 def there(model_dir: Path, pretence: Pretence) -> SpeechModel:
     return loaded(model_dir, str(device()))
+
+
+@pytest.fixture
+def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches of `FEEDS` have up to 87 positions. Recording hundreds of them would take most of the time."""
+    monkeypatch.setattr(prompt_steps, "PREFILL_CHUNK", 64)
 
 
 def prompt(n_text: int, n_speech: int, first: int) -> tuple[TokenSegment, ...]:
@@ -69,6 +76,7 @@ def keys_and_values(model: SpeechModel) -> Tensor:
     return model.cache.data[:, :, :-1].cpu()
 
 
+@pytest.mark.usefixtures("short_prompts")
 @pytest.mark.parametrize("recorded", [False, True])
 def test_prompts_of_several_slots_draw_the_same_ids_as_alone(
     model_dir: Path, there: SpeechModel, pretence: Pretence, recorded: bool
@@ -98,6 +106,14 @@ def test_prompts_of_several_slots_draw_the_same_ids_as_alone(
     assert set(pretence.waits) <= {"a test"}
 
 
+def test_the_largest_size_holds_the_longest_part_of_every_prompt(there: SpeechModel) -> None:
+    steps = PromptSteps(
+        there.lm, there.cache, there.sampler, N_PROMPTS, Graphs(there.device)  # type: ignore[arg-type]
+    )
+    assert steps.sizes == [64, 128, 192, 256, 384, 512, N_PROMPTS * 256]
+
+
+@pytest.mark.usefixtures("short_prompts")
 def test_recording_touches_no_slot(there: SpeechModel, pretence: Pretence) -> None:
     before = keys_and_values(there), there.sampler.n_drawn[:-1].cpu(), list(there.cache.lengths)
     steps = PromptSteps(
@@ -105,7 +121,7 @@ def test_recording_touches_no_slot(there: SpeechModel, pretence: Pretence) -> No
     )
     looks: list[int] = []
     steps.prepare(lambda: looks.append(1))
-    assert len(looks) == len(steps.sizes) and steps.sizes[-1] == N_PROMPTS * 256
+    assert len(looks) == len(steps.sizes) == 3
     after = keys_and_values(there), there.sampler.n_drawn[:-1].cpu(), list(there.cache.lengths)
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1]) and before[2] == after[2]
 

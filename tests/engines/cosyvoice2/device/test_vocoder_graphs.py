@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -46,20 +46,26 @@ class Recorder:
 class Recorded:
     """The model on the pretended device, with a runner of which only the vocoder is recorded."""
 
-    def __init__(self, there: Place, pretence: Pretence, n_streams: int) -> None:
+    def __init__(self, place: Place, pretence: Pretence, n_streams: int) -> None:
         self.recorder = Recorder(pretence)
-        self.runner = Runner(there.model, graphs=Graphs(there.model.device, self.recorder))
+        self.runner = Runner(place.model, graphs=Graphs(place.model.device, self.recorder))
         self.chunks = self.runner._recorded_chunks
         self.chunks.prepare(n_streams, device_runner.USUAL_FIRST_FRAMES, lambda: None)
 
 
+@pytest.fixture(scope="module")
+def recorded_once(device: Place) -> Recorded:
+    """Recorded for up to 4 rows. Every test finds in its memory what the test before left there, as an engine does."""
+    with torch.inference_mode(), Pretence() as pretence, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded, "END_FRAMES", range(0))
+        return Recorded(device, pretence, 4)
+
+
 @pytest.fixture
-def four(there: Place, pretence: Pretence) -> Iterator[Recorded]:
-    """Recorded for up to 4 rows."""
-    made = Recorded(there, pretence, 4)
-    assert made.recorder.n_recorded == 3 * N_PLANS and made.runner.graphs.records
-    pretence.clear()
-    yield made
+def four(recorded_once: Recorded) -> Recorded:
+    assert recorded_once.recorder.n_recorded == 3 * N_PLANS and recorded_once.runner.graphs.records
+    recorded_once.recorder.n_replayed = 0
+    return recorded_once
 
 
 def queue(tracks: Sequence[Track], sizes: Sequence[int], turn: int, *, last: bool = False) -> None:
