@@ -64,6 +64,7 @@ def ran(settings: FleetSettings, of: Sequence[CallPlan], **how: Any) -> Fleet:
 # -------------------------------------------------------------------- equal to the engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prices", [H200, SMALL], ids=lambda prices: prices.label)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_light_replica_decides_as_the_engines_core(prices: EnginePrices, seed: int) -> None:
@@ -154,6 +155,7 @@ def test_every_call_turn_and_sentence_ends_once(seed: int) -> None:
         assert node.replica.busy_ns <= lived_ns + S  # the step in which it died counts whole
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     def result(seed: int) -> Record:
         return ran(HARD, plans(25, 30.0, seed)).record
@@ -208,6 +210,7 @@ def test_a_replica_that_computes_for_longer_than_it_lives_is_seen() -> None:
         ran(FleetSettings(H200, 2), plans(10), make_replica=make)
 
 
+@pytest.mark.slow
 def test_a_router_that_does_not_level_is_seen() -> None:
     """The server's own router levels: over 1,000 sentences the most used replica is at most 1.1 times as busy as the
     least used one."""
@@ -255,6 +258,7 @@ def test_without_any_replica_turns_fail_after_the_wait_and_calls_are_refused() -
     assert row["turns_failed"] > 0 and row["refused_why"].get("no replica ready", 0) > 0
 
 
+@pytest.mark.slow
 def test_a_replica_comes_when_its_start_is_over_and_no_earlier() -> None:
     found = {}
     for start_s in (5.0, 25.0):
@@ -268,6 +272,7 @@ def test_a_replica_comes_when_its_start_is_over_and_no_earlier() -> None:
     assert found[5.0] < found[25.0]
 
 
+@pytest.mark.slow
 def test_the_default_target_adds_replicas_before_listeners_hear_gaps() -> None:
     """A rush in five minutes that begins with one replica. With 0.9 replicas come too late. With 0.7 they did, before
     new prompts were fed together: first audio took 2 s then, and takes 0.7 s now."""
@@ -293,6 +298,7 @@ def test_replicas_leave_when_the_load_is_gone_and_finish_what_they_speak() -> No
     assert hours < 4 * fleet.events.now_ns / S / 3600
 
 
+@pytest.mark.slow
 def test_a_canary_gets_its_share_of_the_calls_and_is_slower() -> None:
     fleet = ran(FleetSettings(H200, 3, canary=Canary(0.25, 1, 2.0)), plans(60, 60.0))
     row = figures(fleet, FREE)["canary"]
@@ -333,6 +339,7 @@ def test_calls_arrive_as_the_rush_says() -> None:
     assert 2.5 < by_tenth[4] / by_tenth[0] < 4 and 0.9 < by_tenth[4] / by_tenth[5] < 1.1
 
 
+@pytest.mark.slow
 def test_a_call_speaks_the_share_of_its_time_that_is_expected() -> None:
     habits = Habits(call_s=200.0)
     fleet = ran(FleetSettings(H200, 4), plans(30, 30.0, habits=habits))
@@ -434,6 +441,7 @@ def test_targets_name_what_was_missed() -> None:
     assert Targets().missed_by(bad) == ["refused_share", "turns_with_gap_share", "first_audio_ms.p99", "turns_failed"]
 
 
+@pytest.mark.slow
 def test_the_cost_is_that_of_the_hours() -> None:
     turn = TurnPlan((5,), 1 * S, None)
     call = CallPlan(0, 0, 3600 * S, "voice 0", 0.5, (turn,) * 2000)

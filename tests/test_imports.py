@@ -362,6 +362,7 @@ def module_of(path: Path) -> str:
 # ---------------------------------------------------------------------- the tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_a_file_imports_what_the_table_allows(path: Path) -> None:
     source = (ROOT / path).read_text(encoding="utf-8")

@@ -118,6 +118,7 @@ def test_a_file_that_is_not_text_or_too_large_or_missing(tmp_path: Path) -> None
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_entries_is_read_and_each_is_found() -> None:
     n = 40_000
     text = "".join(f"Name{number:05}x: the name {number}\n" for number in range(n))
@@ -162,6 +163,7 @@ def test_words_alone_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("SQL", made("SQL: sequel")) == "sequel"
 
 
+@pytest.mark.slow
 def test_polyphones_are_the_characters_that_a_word_reads_otherwise() -> None:
     lexicon = made("options: {polyphones: true}\n音乐: yin1 le4\n")
 

@@ -124,6 +124,7 @@ def test_the_lines_of_a_library_that_wraps_our_logger_are_limited(caplog: pytest
     assert lines(caplog)[0] == {"websocket": "its own"} and limit.n_left_out == 10
 
 
+@pytest.mark.slow
 def test_a_call_with_a_turn_a_second_loses_no_line(caplog: pytest.LogCaptureFixture) -> None:
     """Each turn is interrupted by voice and most have a warning. Sometimes a `clear` ends 32 queued turns."""
     clock = Clock()

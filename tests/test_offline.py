@@ -46,6 +46,7 @@ def test_the_engines_own_audio_is_whole() -> None:
     assert recognise(pcm, "abcdef") == "abc def "
 
 
+@pytest.mark.slow
 def test_ten_minutes_of_text_have_no_limit_and_take_no_time() -> None:
     text = "one two three four five six seven. " * 300
     payload, _, progress = spoken(text)

@@ -62,6 +62,7 @@ def test_it_goes_with_the_package_and_its_licence_with_the_notice() -> None:
     assert MODEL_FILE.name in notice and "Copyright (c) 2020-present Silero Team" in notice
 
 
+@pytest.mark.slow
 def test_speech_is_detected_within_its_first_windows_at_any_usual_level(model: VoiceModel, voice: np.ndarray) -> None:
     for gain in (0.1, 0.5, 1.0):
         told = probabilities(model, (voice * gain).astype(np.int16)) > 0.5

@@ -67,6 +67,7 @@ def test_all_callers_of_a_closed_loop_begin_at_once() -> None:
     assert seconds(turns) == [0.0, 0.0, 0.0, 3.0, 3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_the_open_loop_does_not_wait_for_the_engine() -> None:
     slow, quick = FakeEngine(first_audio_ms=60_000), FakeEngine()
     load = Load(4, 100, 3.0, is_open=True, seed=1)

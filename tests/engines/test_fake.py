@@ -28,6 +28,7 @@ def hear(engine: FakeEngine, text: str, speed: float = 1.0) -> list[Chunk]:
     return asyncio.run(speak(engine, Utterance("u", text, speed=speed)))
 
 
+@pytest.mark.slow
 @given(st.text(alphabet=LETTERS + " .", min_size=1, max_size=30), st.sampled_from([8_000, 16_000, 22_050, 24_000]))
 def test_the_audio_can_be_read_back(text: str, rate_hz: int) -> None:
     if any(map(str.isalnum, text)):

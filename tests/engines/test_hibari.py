@@ -178,6 +178,7 @@ def test_a_word_of_repeated_letters_is_not_spoken_for_45_seconds() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_speech_before_start_and_after_close_is_an_engine_error() -> None:
     async def body() -> None:
         engine = HibariEngine(n_workers=1)

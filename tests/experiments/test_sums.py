@@ -63,6 +63,7 @@ def test_few_calls_have_no_interval() -> None:
     assert enough is not None and enough.interval == pytest.approx((200.0, 200.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["interruptions", "first_audio_ms"])
 def test_the_interval_holds_the_truth_in_95_of_100_cases(measure: str) -> None:
     """Turns of one call are alike: an interval over turns would hold it far less often."""

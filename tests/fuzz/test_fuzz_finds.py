@@ -32,6 +32,7 @@ def refusal(text: str, folder: Path) -> str:
     return error.value.message
 
 
+@pytest.mark.slow
 def test_a_deeply_nested_configuration(tmp_path: Path) -> None:
     assert "nested too deeply" in refusal("server: " + "[" * 2_000 + "]" * 2_000, tmp_path)
 

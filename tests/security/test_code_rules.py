@@ -79,6 +79,7 @@ def violations(source: str, name: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(ROOT)) for path in SOURCES])
 def test_no_source_breaks_a_rule(path: Path) -> None:
     assert violations(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))) == []

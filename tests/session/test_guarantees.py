@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from world import World, heard_turn
@@ -192,6 +193,7 @@ def assert_guarantees(world: World, judge: HistoryJudge) -> None:
         assert event.basis in ("marks", "clock", "client")
 
 
+@pytest.mark.slow
 @given(st.lists(action, max_size=25), worlds, st.sampled_from(MODES), st.sampled_from(LEADS_MS))
 @example(
     [("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30}, "sentence", (200, 0)
@@ -251,6 +253,7 @@ def test_random_histories_that_end_at_once(
     assert_guarantees(world, bot)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PIECES), min_size=1, max_size=6),
     st.lists(st.integers(0, 300), max_size=20),

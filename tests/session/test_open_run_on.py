@@ -29,6 +29,7 @@ def spoken(text: str, n_at_once: int, pause_ms: float = 20) -> tuple[World, list
     return world, given_to_engine(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_at_once", "pause_ms"), [(1, 20), (7, 20), (40, 20), (1, 130), (5, 490)], ids=str
 )
@@ -45,6 +46,7 @@ def test_run_on_text_is_cut_and_every_word_is_spoken_once(clause: str, n_at_once
     assert done is not None and not world.of(m.ErrorEvent)
 
 
+@pytest.mark.slow
 def test_numbers_and_the_last_word_of_run_on_text_are_spoken_once() -> None:
     clause = "then {} people came to the big house by the river and said that they liked it a lot"
     text = " ".join(clause.format(n) for n in range(30, 60))

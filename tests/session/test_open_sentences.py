@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -335,6 +336,7 @@ def readings(text: str) -> list[list[str]]:
 LOOKING = ("I am looking at your account now", 0)
 
 
+@pytest.mark.slow
 @example([*[LOOKING] * 5, (" was $1,250.40", 600), *[LOOKING] * 2, ("，请您稍等我帮您查询", 600)], 0, False, 400)
 @given(
     st.lists(STEPS, min_size=1, max_size=14),

@@ -109,6 +109,7 @@ def test_speech_goes_on_from_the_last_word_that_was_heard() -> None:
     assert done.audio_ms == -(-n_all // 160) * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timings", [True, False])
 @pytest.mark.parametrize(("peer", "lead_ms"), [(False, 200), (True, 200), (True, 1000), (False, 20)])
 @pytest.mark.parametrize("step_back_ms", [0, 250])

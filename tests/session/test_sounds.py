@@ -786,6 +786,7 @@ def act(world: World, step: tuple[str, Any], n: int) -> None:
             world.send(m.Mark(f"m{n}"))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from([0, 60, 250]), st.booleans(), st.integers(0, 19))
 def test_a_bed_is_added_to_each_frame_and_changes_neither_its_time_nor_its_turn(
@@ -832,6 +833,7 @@ def test_a_bed_delays_a_turn_by_at_most_a_frame_and_a_half(after_ms: int) -> Non
     assert all(0 <= time - wanted <= 30 for time, wanted in zip(times, expected, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.sampled_from([0, 60, 250]))
 def test_a_bed_changes_no_speech_on_a_leg_that_gets_frames_only_with_speech(
@@ -887,6 +889,7 @@ SOUND_STEPS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(SOUND_STEPS, st.sampled_from([0, 60, 250]), st.sampled_from(["clock", "marks", "files"]))
 def test_with_sounds_every_turn_and_every_mark_ends_once_and_nothing_follows_a_clear(

@@ -383,6 +383,7 @@ TEXTS = [
 """The text without its tags is what `TAGS` leaves."""
 
 
+@pytest.mark.slow
 @given(
     text=st.sampled_from(TEXTS),
     cuts=st.lists(st.integers(1, 200), max_size=6),
@@ -434,6 +435,7 @@ _PIECES = [
 _garbage = st.lists(st.sampled_from(_PIECES), max_size=20).map("".join) | st.text(max_size=40)
 
 
+@pytest.mark.slow
 @given(
     text=_garbage,
     at=st.integers(0, 200),

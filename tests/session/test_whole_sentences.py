@@ -346,6 +346,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS, st.sampled_from([0, 40, 150]))
 def test_the_guarantees_hold_for_any_turns_and_clears(steps: list[tuple[str, int]], chunk_interval_ms: int) -> None:
     world = World(chunk_interval_ms=chunk_interval_ms)

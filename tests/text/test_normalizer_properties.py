@@ -150,6 +150,7 @@ def test_a_code_is_never_an_amount(number: int) -> None:
     assert mandarin == "验证码" + digits.translate(str.maketrans("0123456789", "零幺二三四五六七八九"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize(
     "piece",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def test_the_spans_cover_any_text_in_order(
 _SOUNDS = st.none() | st.just(("ipa", "a"))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     _TEXTS,

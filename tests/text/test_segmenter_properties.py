@@ -151,6 +151,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ENDLESS)
 @pytest.mark.parametrize("first_clause_chars", [0, 40])
 def test_cost_and_memory_do_not_grow_with_the_turn(unit: str, first_clause_chars: int) -> None:

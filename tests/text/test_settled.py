@@ -245,12 +245,14 @@ texts = st.lists(st.tuples(tokens, joints), max_size=16).map(lambda pairs: "".jo
 languages = st.sampled_from([None, "en", "zh", "ja", "ko", "und"])
 
 
+@pytest.mark.slow
 @given(texts, languages)
 @settings(max_examples=600, deadline=None)
 def test_any_text(text: str, lang: str | None) -> None:
     assert_settled(text, lang)
 
 
+@pytest.mark.slow
 @given(st.lists(words, min_size=5, max_size=9), st.lists(st.tuples(joints, tokens), max_size=6), languages)
 @settings(max_examples=600, deadline=None)
 def test_plain_words_and_then_anything(plain: list[str], tail: list[tuple[str, str]], lang: str | None) -> None:
@@ -260,6 +262,7 @@ def test_plain_words_and_then_anything(plain: list[str], tail: list[tuple[str, s
 plain_han = st.text("好的请您稍等我帮查下这个问题，", min_size=6, max_size=14)
 
 
+@pytest.mark.slow
 @given(plain_han, st.lists(tokens, max_size=5).map("".join), languages)
 @settings(max_examples=600, deadline=None)
 def test_plain_mandarin_and_then_anything(plain: str, tail: str, lang: str | None) -> None:
@@ -284,6 +287,7 @@ LINKS = """
 numbers, links = st.sampled_from(NUMBERS.split()), st.sampled_from(LINKS.split())
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.lists(links, max_size=7), st.lists(numbers, max_size=3)), max_size=5),
     st.sampled_from([None, None, "en", "zh", "ja"]),
@@ -307,6 +311,7 @@ HAN_LINKS = """
 han_numbers, han_links = st.sampled_from(HAN_NUMBERS.split()), st.sampled_from(HAN_LINKS.split())
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.lists(han_links, max_size=7), st.lists(han_numbers, max_size=2)), max_size=5),
     st.sampled_from(["", "", " "]),

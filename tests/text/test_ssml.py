@@ -343,6 +343,7 @@ def consistent(reader: SsmlReader, text: str, source: str) -> None:
         assert source[at] in (char, "&") or (char == " " and source[at].isspace())
 
 
+@pytest.mark.slow
 @given(markup, st.lists(st.integers(0, 400), max_size=12))
 @settings(max_examples=400)
 @example("<sub alias='x'>" + "a" * 300 + "<mark name='m'/></sub>b", [5, 100, 250, 320])

@@ -26,6 +26,7 @@ PATCHED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_healthy_core_breaks_no_promise() -> None:
     """Calls of a quarter of an hour in all, on a virtual clock."""
     tally = run_calls(range(12), 1.5)
@@ -35,6 +36,7 @@ def test_a_healthy_core_breaks_no_promise() -> None:
     assert tally.n_words_right > 10 and tally.n_words_wrong == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["fixed", "jumping"])
 @pytest.mark.parametrize("platform", sorted(DIALECTS))
 def test_heard_text_is_right_behind_each_platform(platform: str, late: str) -> None:
@@ -54,6 +56,7 @@ def broken_promises(seed: int, platform: str) -> set[str]:
     return {each.check for each in tally.violations}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIRTUAL)
 def test_a_planted_defect_is_found_by_its_check(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """In the calls of a quarter of an hour. The first one that shows it is enough."""

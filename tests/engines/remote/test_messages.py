@@ -166,6 +166,7 @@ NAMES = ("id", "text", "speed", "seed", "pronunciations", "number", "rate_hz", "
 KINDS = (1, 2, 3, 4, 5, 6, 7, 65, 66, 67, 68, 69, 0, 255)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(NAMES), JSON), st.binary(max_size=9))
 def test_any_fields_are_a_message_or_refused(kind: int, fields: dict[str, Any], pcm: bytes) -> None:
     for decode in (decode_from_client, decode_from_server):

@@ -33,6 +33,7 @@ def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, a
 # -------------------------------------------------------------------------- echo
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @pytest.mark.parametrize(
     ("echo_db", "delay_ms", "noise_dbov"),
@@ -83,6 +84,7 @@ def test_line_noise_keys_and_tones_interrupt_nothing() -> None:
 # ------------------------------------------------------------------------ callers
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @pytest.mark.parametrize(
     ("echo_db", "median_ms", "most_ms"), [(None, 400, 600), (-30, 400, 600), (-20, 400, 700), (-10, 600, 1000)]

@@ -41,6 +41,7 @@ def boundary(frame: int) -> set[int]:
     return {frame, frame + 1, frame + 4, frame + 5}
 
 
+@pytest.mark.slow
 @BOTH_HOLES
 @pytest.mark.parametrize("silence_ms", [200, 500])
 @pytest.mark.parametrize("first", range(0, 25, 2))
@@ -58,6 +59,7 @@ def test_a_hole_does_not_end_a_talk_spurt(silence_ms: int, first: int, is_gap: b
     assert len(line.when(m.CallerSpeech, state="silent")) == 1, "the clock still ends speech"
 
 
+@pytest.mark.slow
 @BOTH_HOLES
 @pytest.mark.parametrize("text", CALLERS)
 def test_speech_that_begins_with_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:

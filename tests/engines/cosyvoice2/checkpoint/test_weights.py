@@ -385,6 +385,7 @@ def test_merges_cut_between_two_lines_are_seen(directory: Path, share: float) ->
     assert problem.startswith("CosyVoice-BlankEN/merges.txt is cut off or of another model")
 
 
+@pytest.mark.slow
 def test_settings_that_were_cut_anywhere_are_named_or_complete(
     directory: Path, keep_loaded: Callable[..., None]
 ) -> None:

@@ -31,6 +31,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu_timing, name, clock().__next__)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ticks")
 def test_every_network_is_timed_in_every_precision() -> None:
     n_threads = torch.get_num_threads()
@@ -50,6 +51,7 @@ def test_every_network_is_timed_in_every_precision() -> None:
     assert timings.slowdown >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ticks")
 def test_without_int8_nothing_is_timed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda: False)

@@ -18,6 +18,8 @@ from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 N_SLOTS = 6
 N_MOST = 5
 STOP = N_SPEECH_TOKENS

@@ -17,6 +17,8 @@ from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
 from telephony_tts.engines.cosyvoice2.model import failures
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
 
+pytestmark = pytest.mark.slow
+
 READ = {"border.py:read"}
 """Places where the host may wait for the device"""
 TEST = {"a test"}

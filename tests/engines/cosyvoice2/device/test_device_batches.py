@@ -28,6 +28,8 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 READ = {"border.py:read"}
 """The only place where the host may wait."""
 TEST = {"a test"}

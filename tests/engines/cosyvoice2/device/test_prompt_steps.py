@@ -22,6 +22,8 @@ from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 N_SLOTS, N_PROMPTS = 5, 3
 STOP = N_SPEECH_TOKENS
 

@@ -216,6 +216,7 @@ def test_rows_obey_their_own_bans_and_forced_ids() -> None:
     assert int(sampler.sample(logits[:1], [0], [()])) != 12
 
 
+@pytest.mark.slow
 def test_sampling_never_reads_from_the_device() -> None:
     """On meta tensors every read of a value fails."""
     sampler = Sampler(CONFIG, 4, device="meta")

@@ -21,6 +21,8 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.steps import ChunkStep
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 N_PLANS = 3
 """The first chunk of 44 frames, that of 50 frames, and every later one."""
 
