@@ -89,9 +89,16 @@ class Rig:
         self.model = SpeechModel.load(checkpoint, device="cpu", precision=precision, n_slots=n_slots)
         self.runner = Runner(self.model)
         self.features = read_spk2info(checkpoint.spk2info)[0]
+        self._kept: dict[tuple[str, Profile], SpeakerPrompt] = {}
 
     def prompt(self, name: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
         return ready_voice(self.model, self.features[name], profile)
+
+    def kept_prompt(self, name: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
+        """Built once, for all tests that do not judge how a voice is built."""
+        if (name, profile) not in self._kept:
+            self._kept[name, profile] = self.prompt(name, profile)
+        return self._kept[name, profile]
 
     def speech_tokens(self, prompt: SpeakerPrompt, decoding: Decoding, seed: int) -> list[int]:
         """All ids of a decoding that has its whole text."""
@@ -177,6 +184,7 @@ class Stepped:
         self.ended: dict[int, UtteranceEnded] = {}
         self.began: list[int] = []
         self._n_taken: dict[int, int] = {}
+        self._rig, self._profile = rig, profile
         self.now_ns = 1
         self.core = Core(
             runner or rig.runner,
@@ -187,6 +195,15 @@ class Stepped:
             ahead=ahead,
             now_ns=lambda: self.now_ns,
         )
+
+    def have_voices(self, *names: str) -> Stepped:
+        """Take voices that are ready. Without this, the core builds a voice for its first utterance."""
+        voices = self.core.voices
+        for name in names:
+            voices.get(name)
+        for build in voices.builds:
+            voices.finish(build, self._rig.kept_prompt(build.name, self._profile))
+        return self
 
     def say(
         self, request: Request, voice: str = "prompted", deadline_ns: int = 0, *, follows: bool = False,
@@ -271,9 +288,7 @@ VOICES = ["prompted", "preset", "prompted", "preset"]
 
 def say_all(stepped: Stepped, n: int = len(REQUESTS)) -> list[int]:
     """The first `n` of the utterances above, in voices that are ready, so that each has the slot of its place here."""
-    for voice in VOICES[:2]:
-        stepped.say(Request("no"), voice)
-    stepped.run()
+    stepped.have_voices(*VOICES[:2])
     return [stepped.say(request, voice) for request, voice in zip(REQUESTS[:n], VOICES[:n], strict=True)]
 
 
@@ -287,7 +302,7 @@ def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> No
 
 def spoken(rig: Rig, request: Request, voice: str = "prompted", profile: Profile = DEFAULT) -> Pcm:
     """The audio of an utterance that is alone."""
-    alone = Stepped(rig, profile)
+    alone = Stepped(rig, profile).have_voices(voice)
     key = alone.say(request, voice)
     alone.run()
     assert key in alone.ended and alone.is_empty()

@@ -37,9 +37,7 @@ from telephony_tts.errors import ConfigError, EngineUnavailable
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 ONE_PIECE = "It left on Tuesday."
-THREE_PIECES = (
-    "Thank you for calling us today. Your parcel left the depot on Tuesday morning. It is on its way to you now."
-)
+THREE_PIECES = "Thank you for calling. Your parcel left today. It is on its way."
 REQUESTS = [Request(ONE_PIECE, 1), Request(THREE_PIECES, 2), Request(ONE_PIECE, 5, speed=1.3)]
 VOICES = ["first", "second", "second"]
 
@@ -65,9 +63,9 @@ def alone(small: Rig, request: Request, voice: str) -> Pcm:
 # -------------------------------------------------------------------------- the engine
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_it_keeps_the_contract(small_dir: Path, n_workers: int) -> None:
-    assert_keeps_the_contract(lambda: CosyVoice2Engine(small_dir, n_workers=n_workers, limits=FEW_SLOTS), BRIEF)
+def test_it_keeps_the_contract(small_dir: Path) -> None:
+    """With two workers. CosyVoice2's contract runs with one too, and the tests of the audio below have one lane."""
+    assert_keeps_the_contract(lambda: CosyVoice2Engine(small_dir, n_workers=2, limits=FEW_SLOTS), BRIEF)
 
 
 def test_it_speaks_from_a_process_of_its_own_at_its_own_rate(small_dir: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance import joined, speak
-from service_rig import core_of, host_of, started, until
-from speaking import SENTENCE
+from service_rig import BRIEF, core_of, host_of, started, until
 
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
@@ -36,7 +35,7 @@ def own(model_dir: Path) -> dict[str, PromptFeatures]:
     return read_spk2info(model_dir / "spk2info.pt")[0]
 
 
-async def said(engine: CosyVoice2Engine, voice: str, text: str = SENTENCE) -> Pcm:
+async def said(engine: CosyVoice2Engine, voice: str, text: str = BRIEF.sentence) -> Pcm:
     return joined(await speak(engine, Utterance("u", text, voice=voice)))
 
 
@@ -60,7 +59,7 @@ def test_a_stored_voice_speaks_is_replaced_and_removed(
         preset, prompted = await said(engine, "preset"), await said(engine, "prompted")
         assert len(preset) != len(prompted) or not (preset == prompted).all()
         with pytest.raises(UnknownVoice, match="'anna'"):
-            engine.check(Utterance("u", SENTENCE, voice="anna"))
+            engine.check(Utterance("u", BRIEF.sentence, voice="anna"))
 
         store.save("anna", own["prompted"])
         # Without a wait, so the engine has not looked: the catalog does.
@@ -73,7 +72,7 @@ def test_a_stored_voice_speaks_is_replaced_and_removed(
         await engine.read_voices()
         assert np.array_equal(await said(engine, "anna"), preset), "the new features are used"
 
-        speaking = engine.synthesize(Utterance("u", SENTENCE, voice="anna"))
+        speaking = engine.synthesize(Utterance("u", BRIEF.sentence, voice="anna"))
         heard = [await anext(speaking)]
         store.remove("anna")
         await until(lambda: names(engine) == ["preset", "prompted"], "it is gone")
@@ -98,18 +97,18 @@ def test_an_added_voice_does_not_become_the_default_and_a_removed_default_is_fol
     store.save("mia", own["prompted"])
 
     async def use(engine: CosyVoice2Engine) -> None:
-        before = joined(await speak(engine, Utterance("u", SENTENCE)))
+        before = joined(await speak(engine, Utterance("u", BRIEF.sentence)))
         store.save("anna", own["preset"])
         await engine.read_voices()
         assert names(engine) == ["mia", "anna"]
-        assert np.array_equal(joined(await speak(engine, Utterance("u", SENTENCE))), before)
+        assert np.array_equal(joined(await speak(engine, Utterance("u", BRIEF.sentence))), before)
         store.remove("mia")
         await engine.read_voices()
-        assert not np.array_equal(joined(await speak(engine, Utterance("u", SENTENCE))), before)
+        assert not np.array_equal(joined(await speak(engine, Utterance("u", BRIEF.sentence))), before)
         store.remove("anna")
         await engine.read_voices()
         with pytest.raises(UnknownVoice):
-            await speak(engine, Utterance("u", SENTENCE))
+            await speak(engine, Utterance("u", BRIEF.sentence))
         with pytest.raises(UnknownVoice):
             Catalog([engine]).resolve(None, None, "")
 
@@ -128,7 +127,7 @@ def test_a_voice_for_one_request_speaks_and_is_not_listed(
         assert np.array_equal(await said(engine, name), await said(engine, "prompted"))
         assert names(engine) == ["preset", "prompted"]
         with pytest.raises(UnknownVoice) as refused:
-            engine.check(Utterance("u", SENTENCE, voice="nobody"))
+            engine.check(Utterance("u", BRIEF.sentence, voice="nobody"))
         assert "abc" not in str(refused.value)
 
     started(CosyVoice2Engine(model_dir, tmp_path, isolation=isolation), use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from reference_vocoder import n_bytes, push
 from speaking import Rig, Stepped, live_storages
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
@@ -37,17 +37,15 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
 
-SENTENCE = "a the account number today please."
+SENTENCE = "the account number please."
 N_SLOTS = 2
 FLOAT32 = 4
 PROFILES = {"default": DEFAULT, "fast": FAST, "upstream": UPSTREAM}
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    directory = tmp_path_factory.mktemp("model")
-    write_random_checkpoint(directory)
-    rig = Rig(directory, N_SLOTS)
+def rig(model_dir: Path) -> Rig:
+    rig = Rig(model_dir, N_SLOTS)
     rig.model.lm.head_bias[N_SPEECH_TOKENS:] = -1e4  # as long as the text allows
     return rig
 

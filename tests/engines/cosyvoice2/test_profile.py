@@ -17,11 +17,11 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import CPU, DEFAULT, FAST, PROFILES, UPSTREAM, Profile, profile_of
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
-from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.engines.cosyvoice2.text.prompting import Request, cut
 
 pytestmark = pytest.mark.slow
 
-TEXT = f"{SENTENCE} {NEIGHBOUR}"
+TEXT = f"{SENTENCE} Your parcel left on Tuesday morning."
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -126,7 +126,8 @@ def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
     spelt = spoken(rig, Request("I have three apples."), "preset", plain)
     assert len(three) > 0
     np.testing.assert_array_equal(three, spelt)
-    long = " ".join([SENTENCE, NEIGHBOUR] * 3)
+    long = f"{SENTENCE} {NEIGHBOUR} {SENTENCE}"
+    assert len(list(cut(long, UPSTREAM, rig.model.tokenizer))) > 1
     stepped = Stepped(rig, UPSTREAM)
     key = stepped.say(Request(long), "preset")
     stepped.run()

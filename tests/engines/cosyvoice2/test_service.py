@@ -80,9 +80,9 @@ def test_a_failure_inside_is_an_engine_error_and_frees_the_slot(
         with monkeypatch.context() as patch:
             patch.setattr(core_of(engine).runner.model.flow, "step", fail)
             with pytest.raises(EngineError, match="out of memory"):
-                await speak(engine, Utterance("u", SENTENCE))
+                await speak(engine, Utterance("u", BRIEF.sentence))
         assert n_free(engine) == 16
-        assert await speak(engine, Utterance("u", SENTENCE))
+        assert await speak(engine, Utterance("u", BRIEF.sentence))
 
     started(CosyVoice2Engine(model_dir), use)
 
@@ -148,19 +148,19 @@ def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
     """While one utterance waits for text, the worker computes the others. Closing frees everything."""
 
     async def use(engine: CosyVoice2Engine) -> None:
-        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        alone = joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1)))
         slow = TextFeed()
         waiting = asyncio.create_task(speak(engine, Utterance("slow", "Thank", seed=3, more=slow)))
         await is_under_way(engine)
-        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1))) == alone).all()
         assert not waiting.done() and core_of(engine).slots.n_free == 15
-        for word in SENTENCE.split()[1:]:
+        for word in BRIEF.sentence.split()[1:]:
             slow.push(f" {word}")
             await asyncio.sleep(0)
         slow.end()
         heard = joined(await waiting)
         at_once = TextFeed()
-        at_once.push(SENTENCE[5:])
+        at_once.push(BRIEF.sentence[5:])
         at_once.end()
         assert (heard == joined(await speak(engine, Utterance("once", "Thank", seed=3, more=at_once)))).all()
         assert len(heard) > 12_000
@@ -245,7 +245,7 @@ def test_odd_text(
 def test_speed_is_kept_within_what_can_be_understood(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         lengths = [
-            len(joined(await speak(engine, Utterance("u", SENTENCE, seed=1, speed=speed))))
+            len(joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1, speed=speed))))
             for speed in (0.01, 0.5, 2.0, 50.0)
         ]
         assert lengths[0] == lengths[1] > 3.9 * lengths[2] and lengths[2] == lengths[3]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conformance import joined, speak
-from service_rig import core_of, started
-from speaking import SENTENCE
+from service_rig import BRIEF, core_of, started
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
@@ -20,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice import misfits
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import UnknownVoice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 
 def n_made(engine: CosyVoice2Engine) -> int:
@@ -38,9 +37,9 @@ def test_stored_voices_stand_beside_the_directorys(
     async def use(engine: CosyVoice2Engine) -> tuple[Any, Any]:
         assert [voice.name for voice in engine.voices] == ["preset", "prompted", "anna"]
         with pytest.raises(UnknownVoice, match="'broken'; it has preset, prompted, anna"):
-            engine.check(Utterance("u", SENTENCE, voice="broken"))
+            engine.check(Utterance("u", BRIEF.sentence, voice="broken"))
         anna, prompted = [
-            joined(await speak(engine, Utterance("u", SENTENCE, voice=name))) for name in ("anna", "prompted")
+            joined(await speak(engine, Utterance("u", BRIEF.sentence, voice=name))) for name in ("anna", "prompted")
         ]
         return anna, prompted
 
@@ -75,9 +74,9 @@ def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -
             return prompt
 
         anna, bert = await ready("anna"), await ready("bert")
-        alone = joined(await speak(engine, Utterance("u", SENTENCE, voice="bert")))
+        alone = joined(await speak(engine, Utterance("u", BRIEF.sentence, voice="bert")))
         assert await ready("anna") is anna
-        speaking = engine.synthesize(Utterance("u", SENTENCE, voice="bert"))
+        speaking = engine.synthesize(Utterance("u", BRIEF.sentence, voice="bert"))
         heard = [await anext(speaking)]
         await ready("anna")
         await ready("carl")
@@ -108,7 +107,7 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
         @property
         def flow_block(self) -> Any:
             begun.set()
-            if not may_end.is_set() and self._making.flow_block.k == 5:
+            if not may_end.is_set() and self._making.flow_block.k == 2:
                 self._making = begin_prompt(*arguments)
             return self._making.flow_block
 
@@ -120,13 +119,13 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
 
     async def use(engine: CosyVoice2Engine) -> None:
         loop = asyncio.get_running_loop()
-        alone = joined(await speak(engine, Utterance("u", SENTENCE)))
+        alone = joined(await speak(engine, Utterance("u", BRIEF.sentence)))
         assert len(alone)
         monkeypatch.setattr(SpeechModel, "begin_prompt", slowly)
-        late = [Utterance(i, SENTENCE, voice="anna", deadline_ns=10**18) for i in "12"]
+        late = [Utterance(i, BRIEF.sentence, voice="anna", deadline_ns=10**18) for i in "12"]
         first, second = (asyncio.create_task(speak(engine, utterance)) for utterance in late)
         assert await loop.run_in_executor(None, begun.wait, 30)
-        assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence))) == alone).all()
         assert not first.done() and not second.done() and engine.stats().n_queued == 2
         n_before = n_made(engine)
         first.cancel()
@@ -136,10 +135,10 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
         assert not second.done() and n_made(engine) == n_before, "it goes on for the second"
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence))) == alone).all()
         assert core_of(engine).voices.builds == [], "nobody wants it any more"
         may_end.set()
-        assert len(joined(await speak(engine, Utterance("3", SENTENCE, voice="anna"))))
+        assert len(joined(await speak(engine, Utterance("3", BRIEF.sentence, voice="anna"))))
 
     started(CosyVoice2Engine(model_dir, tmp_path, n_workers=n_workers), use)
 

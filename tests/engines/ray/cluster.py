@@ -3,7 +3,8 @@
     add CPUS       add a node; answers with its number
     remove N       remove node N as if its machine died: its processes are killed
     kill-head      the same for the head
-    start-head     start a new head at the old address; it knows nothing of the one before
+    start-head     start a new head at the old address; it knows nothing of the one before, and has neither a dashboard
+                   nor a server for Ray's client
     quit
 
 The arguments are settings of the head, NAME=NUMBER, as `ray._private.parameter.RayParams` has them. The first line that
@@ -16,7 +17,13 @@ import sys
 
 from ray.cluster_utils import Cluster
 
-SMALL = {"object_store_memory": 80_000_000, "include_dashboard": False}
+SMALL = {
+    "object_store_memory": 80_000_000,
+    "include_dashboard": False,
+    # Ray's autoscaler of machines, and the process that copies the workers' logs to drivers.
+    "no_monitor": True,
+    "include_log_monitor": False,
+}
 
 
 def main() -> None:
@@ -25,7 +32,7 @@ def main() -> None:
     if "dashboard_port" in settings:
         head["include_dashboard"] = True
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    head["gcs_server_port"] = int(cluster.address.rpartition(":")[2])
+    next_head = {"num_cpus": head["num_cpus"], **SMALL, "gcs_server_port": int(cluster.address.rpartition(":")[2])}
     nodes = []
     print(cluster.address, flush=True)
     for line in sys.stdin:
@@ -40,7 +47,7 @@ def main() -> None:
             cluster.remove_node(cluster.head_node, allow_graceful=False)
             print("killed", flush=True)
         elif verb == "start-head":
-            cluster.add_node(**head)
+            cluster.add_node(**next_head)
             print(cluster.address, flush=True)
         else:
             break

@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from preloaded_driver import PreloadedDriver
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -57,15 +59,17 @@ def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:
     own = {
         "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
         "GRPC_ENABLE_FORK_SUPPORT": "0",  # as docs/remote-engine.md has it for a head
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Serve's own 0.1 takes 4% of a core
     }  # fmt: skip
     return {**kept, **own, "PATH": f"{ray_python().parent}{os.pathsep}{os.environ['PATH']}", **(added or {})}
 
 
 class RayCluster:
-    """A running cluster. Its head has one CPU; the nodes that are added have the replicas."""
+    """A running cluster, and the process that forks a child for each command."""
 
-    def __init__(self, child: subprocess.Popen[str], address: str) -> None:
+    def __init__(self, child: subprocess.Popen[str], address: str, commands: PreloadedDriver) -> None:
         self._child = child
+        self._commands = commands
         self.address = address
 
     def _ask(self, line: str) -> str:
@@ -92,10 +96,14 @@ class RayCluster:
         assert self._ask("start-head") == self.address
 
     def run(
-        self, action: str, *settings: str, flags: tuple[str, ...] = (), within_s: float = START_S
+        self, action: str, *settings: str, flags: tuple[str, ...] = (), address: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """`telephony-tts ray up|status|down`."""
-        return ray_command(action, self.address, *settings, flags=flags, within_s=within_s)
+        """`telephony-tts ray up|status|down`, at the cluster's own address unless another one is given."""
+        arguments = command_arguments(action, address or self.address, *settings, flags=flags)
+        ended = self._commands.run(arguments, variables(), START_S)
+        return subprocess.CompletedProcess(
+            ended.args, ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
+        )
 
     @contextmanager
     def application(self, app: str, *settings: str) -> Iterator[list[str]]:
@@ -110,11 +118,15 @@ class RayCluster:
             assert down.returncode == 0, (down.stdout, down.stderr)
 
 
-def ray_command(
-    action: str, address: str, *settings: str, flags: tuple[str, ...] = (), within_s: float = START_S
-) -> subprocess.CompletedProcess[str]:
+def command_arguments(action: str, address: str, *settings: str, flags: tuple[str, ...] = ()) -> list[str]:
+    """The arguments of `telephony-tts ray up|status|down`."""
     chosen = [part for setting in (f"engines.ray.address={address}", *settings) for part in ("--set", setting)]
-    command = [str(ray_python()), "-m", "telephony_tts.cli", "ray", action, *flags, *chosen]
+    return ["ray", action, *flags, *chosen]
+
+
+def ray_command(action: str, address: str, *settings: str, within_s: float) -> subprocess.CompletedProcess[str]:
+    """The command in a Python of its own."""
+    command = [str(ray_python()), "-m", "telephony_tts.cli", *command_arguments(action, address, *settings)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=within_s, env=variables(), cwd=ROOT
     )
@@ -135,7 +147,8 @@ def ray_cluster(added: Mapping[str, str] | None = None, **head: int) -> Iterator
             assert child.stdout is not None
             address = child.stdout.readline().strip()
             if ":" in address:
-                yield RayCluster(child, address)
+                with closing(PreloadedDriver(ray_python(), HERE / "command.py", variables())) as commands:
+                    yield RayCluster(child, address, commands)
                 return
         finally:
             try:

@@ -1,6 +1,7 @@
-"""Replicas of an engine on a real Ray cluster of three nodes: speech, faults, scaling, and a front that comes and goes.
+"""Replicas of an engine on a real Ray cluster: speech, faults, scaling, and a front that comes and goes.
 
-The front runs here, without Ray. Each test has an application of its own on the cluster that all of them share.
+The front runs here, without Ray. All tests share the cluster, and each has an application of its own unless it takes
+`slow_app`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,18 @@ SLOW = ("engines.fake.rtf=1", "engines.fake.first_audio_ms=20")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with pytest.MonkeyPatch.context() as patch, ray_cluster() as running:
+    with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=4) as running:
         for name, value in variables().items():
             patch.setenv(name, value)  # for the watchers
-        for _ in range(2):
-            running.add_node(4)
+        running.add_node(4)
         yield running
+
+
+@pytest.fixture(scope="module")
+def slow_app(cluster: RayCluster) -> Iterator[str]:
+    """The name of an application with two replicas in real time."""
+    with cluster.application("slow-app", "engines.ray.replicas=2", *SLOW):
+        yield "slow-app"
 
 
 def engine_of(cluster: RayCluster, app: str, **how: Any) -> RayEngine:
@@ -94,27 +102,22 @@ def test_replicas_keep_the_contract_and_speak_as_the_local_engine(cluster: RayCl
         patience = {"lost_with_peers_ms": 20_000, "first_audio_timeout_ms": 20_000}
         assert_keeps_the_contract(lambda: engine_of(cluster, "contract", **patience), subject)
 
+        # A model that is demanded: the replicas have it, or they are refused by name.
+        model = " ".join(replicas[0].split()[2:])
+        assert model.startswith("fake ")
+
         async def work() -> None:
-            async with attached(cluster, "contract", 2) as engine:
+            async with attached(cluster, "contract", 2, model=model) as engine:
                 local = FakeEngine()
                 for utterance in (Utterance("u", TEXT), Utterance("v", LONG, speed=1.5, voice="tone")):
                     theirs, ours = await speak(engine, utterance), await speak(local, utterance)
                     assert np.array_equal(joined(theirs), joined(ours))
                     assert [t for c in theirs for t in c.timings] == [t for c in ours for t in c.timings]
-
-        run(work)
-        # A model that is demanded: the replicas have it, or they are refused by name.
-        model = " ".join(replicas[0].split()[2:])
-        assert model.startswith("fake ")
-
-        async def choosy() -> None:
-            async with attached(cluster, "contract", 2, model=model) as engine:
-                assert await speak(engine, Utterance("u", TEXT))
             engine = engine_of(cluster, "contract", model="fake of last week", start_timeout_s=6.0)
             with pytest.raises(EngineUnavailable, match=f"2 replicas have another model: {model}"):
                 await engine.start()
 
-        run(choosy)
+        run(work)
         status = cluster.run("status", "engines.ray.app=contract")
         assert status.returncode == 0 and "contract: running" in status.stdout and "2 running" in status.stdout
 
@@ -182,24 +185,24 @@ def test_replicas_are_added_under_load_and_leave_without_cutting_speech(cluster:
         run(work)
 
 
-def test_a_front_that_is_started_again_finds_the_replicas_and_its_old_slots_are_free(cluster: RayCluster) -> None:
-    with cluster.application("fronts", *SLOW):
+def test_a_front_that_is_started_again_finds_the_replicas_and_its_old_slots_are_free(
+    cluster: RayCluster, slow_app: str
+) -> None:
+    async def work() -> None:
+        first = engine_of(cluster, slow_app)
+        await first.start()
+        streams = [first.synthesize(Utterance(str(n), LONG)) for n in range(5)]
+        for stream in streams:
+            await anext(stream)
+        begun_s = time.monotonic()
+        async with attached(cluster, slow_app, 2) as second:
+            await until(lambda: second.stats().n_running == 5, "the first front's sentences")
+            print(f"a front is ready after {time.monotonic() - begun_s:.1f} s")
+            await first.close()
+            await until(lambda: replace(second.stats(), n_replicas=1) == EngineStats(), "free slots", 1.5)
+            assert np.array_equal(joined(await speak(second, Utterance("u", TEXT))), render(TEXT))
 
-        async def work() -> None:
-            first = engine_of(cluster, "fronts")
-            await first.start()
-            streams = [first.synthesize(Utterance(str(n), LONG)) for n in range(5)]
-            for stream in streams:
-                await anext(stream)
-            begun_s = time.monotonic()
-            async with attached(cluster, "fronts") as second:
-                await until(lambda: second.stats().n_running == 5, "the first front's sentences")
-                print(f"a front is ready after {time.monotonic() - begun_s:.1f} s")
-                await first.close()
-                await until(lambda: second.stats() == EngineStats(), "free slots", 1.5)
-                assert np.array_equal(joined(await speak(second, Utterance("u", TEXT))), render(TEXT))
-
-        run(work)
+    run(work)
 
 
 FORGET = """
@@ -210,26 +213,25 @@ ray.kill(ray.get_actor(directory_name({app!r})), no_restart=True)
 """
 
 
-def test_a_cluster_that_forgets_its_replicas_learns_of_them_again(cluster: RayCluster) -> None:
+def test_a_cluster_that_forgets_its_replicas_learns_of_them_again(cluster: RayCluster, slow_app: str) -> None:
     """The actor that knows them is gone for good. Fronts keep what they know, and replicas announce themselves anew."""
-    with cluster.application("forgets", "engines.ray.replicas=2", *SLOW):
 
-        async def work() -> None:
-            async with attached(cluster, "forgets", 2) as engine:
-                before = engine.replicas
-                stream = engine.synthesize(Utterance("u", LONG))
-                heard = [await anext(stream)]
-                program = FORGET.format(address=cluster.address, app="forgets")
-                forgot = await asyncio.create_subprocess_exec(str(ray_python()), "-c", program)
-                assert await forgot.wait() == 0
-                begun_s = time.monotonic()
-                async with attached(cluster, "forgets", 2):
-                    print(f"a new front knows them after {time.monotonic() - begun_s:.1f} s")
-                assert engine.replicas == before and len(engine._ready) == 2, "the old front has lost none"
-                await stream.aclose()
-                assert heard and np.array_equal(joined(await speak(engine, Utterance("v", TEXT))), render(TEXT))
+    async def work() -> None:
+        async with attached(cluster, slow_app, 2) as engine:
+            before = engine.replicas
+            stream = engine.synthesize(Utterance("u", LONG))
+            heard = [await anext(stream)]
+            program = FORGET.format(address=cluster.address, app=slow_app)
+            forgot = await asyncio.create_subprocess_exec(str(ray_python()), "-c", program)
+            assert await forgot.wait() == 0
+            begun_s = time.monotonic()
+            async with attached(cluster, slow_app, 2):
+                print(f"a new front knows them after {time.monotonic() - begun_s:.1f} s")
+            assert engine.replicas == before and len(engine._ready) == 2, "the old front has lost none"
+            await stream.aclose()
+            assert heard and np.array_equal(joined(await speak(engine, Utterance("v", TEXT))), render(TEXT))
 
-        run(work)
+    run(work)
 
 
 def test_replicas_for_which_no_gpu_is_free_are_named(cluster: RayCluster) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from clean_run import until
 from conformance import joined, speak
-from ray_rig import ROOT, RayCluster, ray_cluster, ray_command, ray_python, variables
+from ray_rig import ROOT, RayCluster, ray_cluster, ray_python, variables
 from test_ray_engine import SLOW, TEXT, attached, heard_of, run
 
 from telephony_tts.engines.api import Utterance
@@ -93,7 +93,7 @@ def test_a_serve_config_file_starts_replicas_that_fronts_find(cluster: RayCluste
 
 def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayCluster) -> None:
     settings = ("engines.ray.engine=fake", "engines.ray.app=client")
-    up = ray_command("up", BY_CLIENT, *settings)
+    up = cluster.run("up", *settings, address=BY_CLIENT)
     assert up.returncode == 0 and "1 running" in up.stdout, (up.stdout, up.stderr)
 
     async def work() -> None:
@@ -105,16 +105,16 @@ def test_the_address_of_rays_client_serves_commands_and_fronts(cluster: RayClust
             await engine.close()
 
     run(work)
-    status = ray_command("status", BY_CLIENT, *settings)
+    status = cluster.run("status", *settings, address=BY_CLIENT)
     assert status.returncode == 0 and "client: running" in status.stdout, status.stderr
-    down = ray_command("down", BY_CLIENT, *settings)
+    down = cluster.run("down", *settings, address=BY_CLIENT)
     assert down.returncode == 0 and "stopped" in down.stdout, down.stderr
 
 
 def test_a_client_whose_process_at_the_head_crashes_tries_again(cluster: RayCluster, crashes: Path) -> None:
     """It takes half a minute: so long Ray's client waits for the log of the process that crashed."""
     crashes.write_text("1")
-    status = ray_command("status", BY_CLIENT, "engines.ray.app=nowhere")
+    status = cluster.run("status", "engines.ray.app=nowhere", address=BY_CLIENT)
     assert crashes.read_text() == "0" and status.returncode == 1
     assert "nowhere: not running; start it" in status.stdout, status.stderr
 

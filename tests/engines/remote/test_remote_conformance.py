@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conformance import Subject, assert_keeps_the_contract
 from engine_servers import engine_server
 
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.remote.client import RemoteEngine
 
 pytestmark = pytest.mark.slow
@@ -36,11 +37,15 @@ def test_hibari_keeps_the_contract_in_another_process() -> None:
         assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]))
 
 
-def test_cosyvoice2_keeps_the_contract_in_another_process(tmp_path: Path) -> None:
-    write_random_checkpoint(tmp_path)
+def test_cosyvoice2_keeps_the_contract_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fewer layers and steps, which would take most of the time. This test is about the transport.
+    tiny = random_checkpoint.SIZES["tiny"]
+    few = replace(tiny.vocoder, res_kernels=(3, 7), res_dilations=(1, 3))
+    monkeypatch.setitem(random_checkpoint.SIZES, "tiny", replace(tiny, vocoder=few))
+    random_checkpoint.write_random_checkpoint(tmp_path)
     settings = (
         "engines.default=cosyvoice2", f"engines.cosyvoice2.model={tmp_path}", "engines.cosyvoice2.isolation=thread",
-        "engines.cosyvoice2.slots=2", "engines.cosyvoice2.flow_steps=4", "engines.cosyvoice2.workers=1",
+        "engines.cosyvoice2.slots=2", "engines.cosyvoice2.flow_steps=2", "engines.cosyvoice2.workers=1",
         "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32",
     )  # fmt: skip
     with engine_server(*settings) as server:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 from clean_run import until
 from conformance import joined, speak
-from engine_servers import attached, engine_server, started
+from engine_servers import ServerProcess, attached, engine_server, started
 
+from telephony_tts.cli import main
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine, render
@@ -52,6 +53,26 @@ SLOW = ("engines.fake.rtf=1", "engines.fake.first_audio_ms=50")
 """The fake engine in real time."""
 
 
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[ServerProcess]:
+    """A server of the fake engine for tests that neither signal nor end it."""
+    with engine_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server: ServerProcess) -> ServerProcess:
+    """The server of the module, which no earlier test has ended or left with an utterance."""
+
+    async def look() -> None:
+        async with attached(module_server.address) as witness:
+            assert witness.stats() == EngineStats()
+
+    assert module_server.child.poll() is None
+    run(look)
+    return module_server
+
+
 def run(work: Callable[[], Any], within_s: float = 60.0) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(within_s):
@@ -74,7 +95,7 @@ async def first_chunk(engine: RemoteEngine, text: str = LONG, **how: Any) -> tup
 # ------------------------------------------------------------------- speaking
 
 
-def test_the_audio_and_its_timings_are_those_of_the_engine() -> None:
+def test_the_audio_and_its_timings_are_those_of_the_engine(server: ServerProcess) -> None:
     async def work() -> None:
         local = FakeEngine()
         async with attached(server.address) as engine:
@@ -88,8 +109,7 @@ def test_the_audio_and_its_timings_are_those_of_the_engine() -> None:
             assert engine.streams_text is False
             assert engine.replicas[0].attached is not None and engine.replicas[0].attached.engine == "fake"
 
-    with engine_server() as server:
-        run(work)
+    run(work)
 
 
 def test_mistakes_of_the_bot_keep_their_kind() -> None:
@@ -282,7 +302,7 @@ def test_the_load_is_the_servers_and_what_was_sent_since(tmp_path: Path) -> None
 # --------------------------------------------------------- two clients, leases
 
 
-def test_two_clients_share_the_engine_and_see_each_others_utterances() -> None:
+def test_two_clients_share_the_engine_and_see_each_others_utterances(server: ServerProcess) -> None:
     async def work() -> None:
         async with attached(server.address) as one, attached(server.address) as two:
             stream, _ = await first_chunk(one)
@@ -294,8 +314,7 @@ def test_two_clients_share_the_engine_and_see_each_others_utterances() -> None:
             assert one.stats() == EngineStats()
             await until(lambda: two.stats() == EngineStats(), "the end of the other client's utterance")
 
-    with engine_server() as server:
-        run(work)
+    run(work)
 
 
 CLIENT = """
@@ -748,7 +767,7 @@ def test_garbage_in_mid_utterance_ends_it_and_the_client_lives(tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_a_client_that_sends_garbage_is_refused_and_others_go_on(
-    sent: bytes, code: grpc.StatusCode | None, why: str
+    server: ServerProcess, sent: bytes, code: grpc.StatusCode | None, why: str
 ) -> None:
     async def work() -> None:
         async with attached(server.address) as engine:
@@ -767,8 +786,7 @@ def test_a_client_that_sends_garbage_is_refused_and_others_go_on(
             assert len((await anext(stream)).pcm) > 0
             await stream.aclose()
 
-    with engine_server() as server:
-        run(work)
+    run(work)
 
 
 def test_a_token_is_demanded_and_compared() -> None:
@@ -795,7 +813,7 @@ def test_no_server_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     run(work)
 
 
-def test_the_catalog_finds_the_remote_voice_and_names_what_helps() -> None:
+def test_the_catalog_finds_the_remote_voice_and_names_what_helps(server: ServerProcess) -> None:
     async def work() -> None:
         async with attached(server.address) as engine:
             catalog = Catalog([engine])
@@ -804,11 +822,13 @@ def test_the_catalog_finds_the_remote_voice_and_names_what_helps() -> None:
             with pytest.raises(UnknownVoice, match="remote/tone"):
                 catalog.choose(Utterance("u", TEXT, voice="nobody"))
 
-    with engine_server() as server:
-        run(work)
+    run(work)
 
 
 # --------------------------------------------------------------- command line
+
+WITHOUT_OTHER_ENGINES = ("engines.hibari.workers=0", "engines.espeak.workers=0", "speech.detect_language=false")
+"""A command starts in half the time without the embedded voices."""
 
 
 def cli(*arguments: str, within_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -827,9 +847,10 @@ def cli(*arguments: str, within_s: float = 60) -> subprocess.CompletedProcess[st
         (("--set", "engines.remote.target=10.0.0.5:8090"), "engines.remote.token: missing; 10.0.0.5:8090"),
     ],
 )
-def test_wrong_use_is_one_clear_error(arguments: tuple[str, ...], why: str) -> None:
-    ended = cli("engine", "serve", *arguments)
-    assert ended.returncode == 2 and why in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+def test_wrong_use_is_one_clear_error(arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "serve", *arguments]) == 2
+    stderr = capsys.readouterr().err
+    assert why in stderr and "Traceback" not in stderr, stderr
 
 
 def test_an_address_in_use_is_refused_and_a_stale_socket_is_not() -> None:
@@ -849,11 +870,13 @@ def test_an_address_in_use_is_refused_and_a_stale_socket_is_not() -> None:
             run(work)
 
 
-def test_the_server_speaks_through_the_command_line(tmp_path: Path) -> None:
-    with engine_server() as server:
-        remote = ("--set", "engines.default=remote", "--set", f"engines.remote.target={server.address}")
-        ended = cli("say", "Hello there.", str(tmp_path / "out.wav"), *remote)
-        assert ended.returncode == 0, ended.stderr
-        local = cli("say", "Hello there.", str(tmp_path / "local.wav"), "--set", "engines.default=fake")
-        assert local.returncode == 0, local.stderr
-        assert (tmp_path / "out.wav").read_bytes() == (tmp_path / "local.wav").read_bytes()
+def test_the_server_speaks_through_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
+    def say(name: str, *settings: str) -> list[str]:
+        chosen = (*settings, *WITHOUT_OTHER_ENGINES)
+        flags = [part for setting in chosen for part in ("--set", setting)]
+        return ["say", "Hello there.", str(tmp_path / name), *flags]
+
+    ended = cli(*say("out.wav", "engines.default=remote", f"engines.remote.target={server.address}"))
+    assert ended.returncode == 0, ended.stderr
+    assert main(say("local.wav", "engines.default=fake")) == 0
+    assert (tmp_path / "out.wav").read_bytes() == (tmp_path / "local.wav").read_bytes()

@@ -234,10 +234,7 @@ def test_an_active_stream_precedes_a_new_one_only_if_it_would_underrun(rig: Rig)
     cases = ((900, None, False, 1), (100, None, False, 0), (100, 900, False, 0), (100, 50, False, 1))
     for left_ms, follows_ms, follows, expected in (*cases, (100, None, True, 1)):
         runner = Watched(rig)
-        stepped = Stepped(rig, runner=runner)
-        stepped.say(Request("no"))
-        stepped.run()
-        stepped.core.ahead = AheadLimits(audio_ms=1)
+        stepped = Stepped(rig, runner=runner, ahead=AheadLimits(audio_ms=1)).have_voices("prompted")
         heard = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
         stepped.run()
         assert stepped.heard[heard] and heard not in stepped.ended

@@ -41,7 +41,7 @@ def test_the_samples_are_those_of_the_undivided_block(rig: Rig, speed: float) ->
     sounds, n_chunks = [], []
     for profile in (CPU, UNDIVIDED):
         runner = Vocoding(rig)
-        it = Stepped(rig, profile, runner=runner)
+        it = Stepped(rig, profile, runner=runner).have_voices("prompted")
         it.say(Request(LONG, seed=7, speed=speed))
         it.run()
         sounds.append(it.pcm(0).astype(int))
@@ -67,7 +67,7 @@ def test_the_second_block_is_heard_in_two_parts(rig: Rig, profile: object) -> No
 def test_a_block_that_ends_the_piece_is_not_divided(rig: Rig) -> None:
     runner = Vocoding(rig)
     for text in ("Yes.", "It left on Tuesday."):
-        it = Stepped(rig, CPU, runner=runner)
+        it = Stepped(rig, CPU, runner=runner).have_voices("prompted")
         it.say(Request(text, seed=1))
         it.run()
         assert it.ended[0].error is None and it.is_empty()

@@ -36,7 +36,7 @@ def stepped(rig: Rig) -> Iterator[Callable[..., Stepped]]:
     cores: list[Stepped] = []
 
     def make(**ms: float) -> Stepped:
-        it = Stepped(rig)
+        it = Stepped(rig).have_voices("prompted")
         prices = {Stage[name.upper()]: BatchCost(cost * NS_PER_MS, cost * NS_PER_MS) for name, cost in ms.items()}
         it.core.counters.costs = FixedPrices(prices)
         cores.append(it)

@@ -36,7 +36,7 @@ class Drawing(Watched):
 
 
 def test_a_batch_draws_what_the_next_block_needs_and_no_more(rig: Rig) -> None:
-    it = Stepped(rig, runner=(runner := Drawing(rig)))
+    it = Stepped(rig, runner=(runner := Drawing(rig))).have_voices("prompted")
     it.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
     n_batches = 0
     while 0 not in it.ended:
@@ -54,7 +54,7 @@ def test_a_batch_draws_what_the_next_block_needs_and_no_more(rig: Rig) -> None:
 def test_nothing_is_drawn_after_the_end_of_speech(rig: Rig) -> None:
     n_stopped = 0
     for seed in range(6):
-        it = Stepped(rig, runner=(runner := Drawing(rig)))
+        it = Stepped(rig, runner=(runner := Drawing(rig))).have_voices("prompted")
         it.say(Request("Thank you for calling.", seed))
         decoding = None
         while 0 not in it.ended:
@@ -75,7 +75,7 @@ def test_a_batch_ends_soon_where_an_id_takes_long(rig: Rig, monkeypatch: pytest.
     ticks = itertools.count(0, 30 * NS_PER_MS)
     monkeypatch.setattr(lm_steps, "monotonic_ns", lambda: next(ticks))
     monkeypatch.setattr(lm_steps, "MOST_AHEAD_NS", 50 * NS_PER_MS)
-    it = Stepped(rig, runner=(runner := Drawing(rig)))
+    it = Stepped(rig, runner=(runner := Drawing(rig))).have_voices("prompted")
     it.say(Request(NEIGHBOUR, 3))
     it.run()
     assert max(runner.asked) == CPU_RUN_AHEAD and max(runner.drawn) == 2

@@ -100,6 +100,7 @@ def test_a_stream_near_its_underrun_precedes_a_new_one_and_others_do_not() -> No
     assert sim.said[0].underruns_ns == []
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.integers(1, 6), st.sampled_from([0.5, 0.7, 0.85]), st.integers(60, 250), st.integers(5, 95), st.integers(1, 2)
@@ -112,6 +113,7 @@ def test_a_caller_that_asks_again_and_again_causes_no_underrun(
     assert all(sim.said[key].underruns_ns == [] for key in range(n_others))
 
 
+@pytest.mark.slow
 def test_without_the_delay_it_would_cause_underruns() -> None:
     """Why there is `new_stream_delay_ns`: one of the histories above without it."""
 
@@ -138,6 +140,7 @@ def beside_a_nervous_caller(n_others: int, load: float, every_ms: int, held_perc
     return sim
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(2, 6), st.sampled_from([1.2, 2.0, 4.0]), st.integers(3000, 6000))
 def test_a_new_stream_is_heard_although_all_others_underrun(n_others: int, load: float, at_ms: int) -> None:

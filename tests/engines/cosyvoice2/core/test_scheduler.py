@@ -169,6 +169,7 @@ def history(engine: dict[str, Any], calls: Sequence[dict[str, Any]], **more: Any
 # ------------------------------------------------------------------------ whole histories
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(engines, st.lists(asks, min_size=1, max_size=6))
 def test_every_step_is_fair_and_every_stream_ends(
@@ -231,6 +232,7 @@ def test_a_lone_caller_on_two_lanes_that_help_hears_no_gap() -> None:
     assert first_ms[0] < first_ms[1] - 80
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     st.integers(1, 2000),
@@ -261,6 +263,7 @@ def test_a_flood_of_new_streams_starves_no_stream(
     assert said.ended_ns <= max(other.ended_ns or 0 for other in sim.said.values() if other.key > mine)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 1500), min_size=1, max_size=5),
@@ -294,6 +297,7 @@ def test_feasible_work_has_no_underrun_but_for_new_streams(
         assert sim.said[0].underruns_ns == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 3), st.integers(3, 12), st.integers(0, 3000))
 def test_a_new_stream_is_heard_as_soon_as_on_an_idle_engine(n_others: int, n_words: int, at_ms: int) -> None:

@@ -152,6 +152,7 @@ def test_the_fastest_precision_that_fits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert choice.warnings == () and any("does not fit into memory" in line for line in choice.reasons)
 
 
+@pytest.mark.slow
 def test_fewer_slots_if_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     smallest = memory_need(OFFICIAL, Precision("int8", "bfloat16", "float32"), 2)
     with_free(monkeypatch, smallest.total)
@@ -162,6 +163,7 @@ def test_fewer_slots_if_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> No
     assert "16 slots" in warning and "so it has 2 slots instead of 16" in warning and "GiB are free" in warning
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_an_error_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     with_free(monkeypatch, GIB)
     with pytest.raises(EngineUnavailable, match=r"needs \d+\.\d GiB of memory .* and 1\.0 GiB are free\. Give it more"):

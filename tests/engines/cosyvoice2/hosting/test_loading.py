@@ -135,6 +135,7 @@ def cut_off(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("name", "damage", "isolation"),
     [
@@ -172,6 +173,7 @@ def test_a_stored_voice_of_which_a_part_is_missing_is_left_out_and_the_others_sp
     assert "skips a voice: " in caplog.text and "anna" in caplog.text and "Traceback" not in caplog.text
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("file", "tensor", "isolation"),
     [
@@ -220,6 +222,7 @@ def test_an_engine_computes_with_what_was_chosen(directory: Path, monkeypatch: p
     started(engine, use)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("isolation", "lm_dtype"), [("thread", "float32"), ("thread", "int8"), ("process", "bfloat16")]
 )

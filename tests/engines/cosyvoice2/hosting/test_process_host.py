@@ -142,6 +142,7 @@ def test_its_death_is_an_error_that_may_be_tried_again(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("forks")
 def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stopped process sends no heartbeats and is replaced after `stall_s`."""
 
@@ -164,6 +165,7 @@ def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFi
     assert "sent nothing for 3 s, SIGKILL" in caplog.text
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
     """However lively its other threads are."""
 
@@ -188,6 +190,7 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
     started(model_dir, use, timeouts=Timeouts(step_s=50.0))
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("what", ["open", "watch"])
 def test_it_ends_where_no_file_is_left_to_wait_by(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
@@ -208,6 +211,7 @@ def test_it_ends_where_no_file_is_left_to_wait_by(
     assert "cleared away" not in caplog.text
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="the system has no real-time signals")
 def test_one_that_dies_of_a_signal_without_a_name_ends_its_utterances(
     model_dir: Path, caplog: pytest.LogCaptureFixture
@@ -299,6 +303,7 @@ def test_closed_while_it_loads(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("forks")
 def test_its_log_is_the_parents(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Records of the child reach the handlers here, at the parent's level, each once."""
 
@@ -316,6 +321,7 @@ def test_its_log_is_the_parents(model_dir: Path, caplog: pytest.LogCaptureFixtur
     assert "random weights" in caplog.text and "loading cosyvoice2" not in caplog.text
 
 
+@pytest.mark.usefixtures("forks")
 def test_its_counters_are_known_here(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         assert engine.counters()["steps"] > 0, "what it counted while warming up, before anybody has spoken"
@@ -328,6 +334,7 @@ def test_its_counters_are_known_here(model_dir: Path) -> None:
     started(model_dir, use)
 
 
+@pytest.mark.usefixtures("forks")
 def test_close_ends_all_utterances(model_dir: Path) -> None:
     """Running utterances, those that wait for a slot, and one whose text has not ended."""
 
@@ -347,6 +354,7 @@ def test_close_ends_all_utterances(model_dir: Path) -> None:
     started(model_dir, use, limits=EngineLimits(n_slots=2))
 
 
+@pytest.mark.usefixtures("forks")
 def test_closed_while_a_dead_one_is_cleared_away(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         may_end = asyncio.Event()

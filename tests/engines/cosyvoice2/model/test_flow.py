@@ -84,6 +84,7 @@ def test_encoder_equals_the_reference() -> None:
     assert [stage for stage in stages if not stage[1] <= stage[2]] == []
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
     stages = list(check_flow(flow, VECTORS / "flow_small"))
@@ -94,6 +95,7 @@ def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
 # Cached against recomputed
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     n_prompt=st.integers(0, 80),
@@ -119,6 +121,7 @@ def test_a_chunk_equals_the_recomputed_chunk_of_the_same_tokens(flow: Flow, n_pr
     assert error(ours, reference) <= SAME
 
 
+@pytest.mark.slow
 def test_a_shared_prompt_equals_an_own_one(flow: Flow) -> None:
     of, tokens = voice(80), speech(70)
     shared = spoken(flow, prompt_of(flow, *of), tokens, [1, 1])
@@ -135,6 +138,7 @@ def test_masks_make_a_difference(flow: Flow) -> None:
 # Streams, voices and memory
 
 
+@pytest.mark.slow
 def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
     prompt, hops = prompt_of(flow, *voice(60)), [1, 1]
     texts = speech(70, seed=3), speech(90, seed=4)
@@ -167,6 +171,7 @@ def live_bytes() -> int:
     return sum(live_storages().values())
 
 
+@pytest.mark.slow
 def test_a_stream_holds_its_pages_and_frees_them(flow: Flow) -> None:
     prompt, tokens = prompt_of(flow, *voice(60)), speech(80)
     before = live_bytes()
@@ -204,6 +209,7 @@ def test_bytes_are_those_of_the_arithmetic(flow: Flow) -> None:
 # Half precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "rms"), [(torch.float16, 0.003), (torch.bfloat16, 0.03)])
 def test_half_precision_stays_near(flow: Flow, dtype: torch.dtype, rms: float) -> None:
     half, of, tokens = small_flow(dtype), voice(30), speech(60)

@@ -36,6 +36,8 @@ from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, EngineUnavailable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:

@@ -24,6 +24,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt, FlowStream
 from telephony_tts.engines.cosyvoice2.profile import CPU, DEFAULT, FAST, Profile
 
+pytestmark = pytest.mark.slow
+
 END_TOKENS = device_backend.END_TOKENS
 PROMPTS = (28, 103, 178, 53)
 """Tokens of four voices: pasts of 1, 4, 7 and 2 pages. Three of them share a pass of four rows."""

@@ -84,6 +84,7 @@ def rounded(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
     return LanguageModel.from_state(config, state, "int8")
 
 
+@pytest.mark.slow
 def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
     rows = list(check_golden(golden))
     assert [row for row in rows if not row[1] <= row[2]] == []

@@ -74,6 +74,7 @@ def test_a_prompt_in_parts_equals_the_whole(lm: Lm, speaker: Tensor) -> None:
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_ids_drawn_one_by_one_equal_the_reference(lm: Lm, speaker: Tensor) -> None:
     ours, slow = lm
     ids, found = slow.sentence(slow.prompt(TEXT[:2], (), speaker), 2, end_bias=-2.0)

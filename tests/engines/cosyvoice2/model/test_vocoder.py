@@ -102,6 +102,7 @@ def test_the_cross_fade_equals_the_reference() -> None:
     assert_within(parity.check_cross_fade(parity.read_arrays(VECTORS / "crossfade.npz")))
 
 
+@pytest.mark.slow
 def test_upstreams_joint_gives_the_recorded_number_of_samples(vocoder: Vocoder) -> None:
     schedule = json.loads((VECTORS / "driver_schedule.json").read_text())
     assert_within(parity.check_sample_counts(vocoder, schedule))
@@ -259,6 +260,7 @@ def test_work_and_memory_per_chunk_do_not_grow(steady: Vocoder, monkeypatch: pyt
     assert held[-1] < 150_000
 
 
+@pytest.mark.slow
 def test_two_interleaved_streams_equal_each_alone_and_do_not_change_the_model(
     steady: Vocoder, state: dict[str, Tensor]
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_batch_equals_its_rows(steady: Vocoder) -> None:
 # --- less look-ahead
 
 
+@pytest.mark.slow
 def test_a_shorter_hold_deviates_within_bounds_and_only_near_the_joints(exact: Vocoder) -> None:
     mel = random_mel(160).double()
     whole = whole_audio(exact, mel, noise())

@@ -82,6 +82,7 @@ def mels_of(sizes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
     return [random_mel(sum(of), seed) for seed, of in enumerate(sizes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
 def test_on_a_cpu_each_equals_itself_alone_to_the_bit(vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)
@@ -90,6 +91,7 @@ def test_on_a_cpu_each_equals_itself_alone_to_the_bit(vocoder: Vocoder, kind: st
         assert want.shape[1] and torch.equal(ours, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
 def test_in_one_batch_each_equals_itself_alone_within_rounding(exact: Vocoder, vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)

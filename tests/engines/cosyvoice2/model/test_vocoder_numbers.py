@@ -48,6 +48,7 @@ def test_noise_is_the_same_for_ever_and_goes_on_past_32_bits() -> None:
         assert whole.unique().numel() == 10 * N_CHANNELS
 
 
+@pytest.mark.slow
 def test_mixed_rounds_in_the_residual_blocks_alone(
     vocoder: Vocoder, state: dict[str, Tensor], offline: dict[str, Tensor]
 ) -> None:

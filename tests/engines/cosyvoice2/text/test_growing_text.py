@@ -84,7 +84,7 @@ def trickled(rig: Rig, voice: str, request: Request, pieces: list[str], order: r
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_audio_does_not_depend_on_when_text_comes(talkative: Rig, voice: str) -> None:
     """At once, or word by word at any time."""
-    first, *rest = words(TEXT)
+    first, *rest = words(SENTENCE)
     request = Request(first, 7, grows=True)
     at_once = given(talkative, voice, request, "".join(rest))
     assert len(at_once) > 24_000
@@ -96,9 +96,9 @@ def test_audio_does_not_depend_on_when_text_comes(talkative: Rig, voice: str) ->
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voice: str) -> None:
     model, prompt = talkative.model, talkative.prompt(voice)
-    heard = given(talkative, voice, Request(TEXT[:5], 3, grows=True), TEXT[5:])
+    heard = given(talkative, voice, Request(SENTENCE[:5], 3, grows=True), SENTENCE[5:])
     decoding = bi_stream(prompt.transcript_ids, prompt.speech_tokens)
-    for piece in (TEXT[:5], TEXT[5:]):
+    for piece in (SENTENCE[:5], SENTENCE[5:]):
         decoding.push_text(model.tokenizer.encode(piece))
     decoding.end_text()
     tokens = talkative.speech_tokens(prompt, decoding, seed=3)
@@ -220,7 +220,7 @@ def test_endless_speech_is_voiced_up_to_its_limit_in_any_lane(
     heard = []
     for lane in (Lane.ALL, Lane.TOKENS):
         stepped = Stepped(rig)
-        key = stepped.say(Request(TEXT[:25], 3, grows=True), "preset")
+        key = stepped.say(Request(TEXT[:9], 3, grows=True), "preset")
         stepped.push(key, "", last=True)
         stepped.run(lanes=lambda lane=lane: lane)  # type: ignore[misc]
         with pytest.raises(EngineError, match=r"did not end|did not come to an end"):
