@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
@@ -138,6 +139,18 @@ def passes_of(item: pytest.Item) -> tuple[str, ...]:
         if item.get_closest_marker(name) is not None:
             return (name,)
     return ("beside",) if item.get_closest_marker("slow") is not None else ("beside", "quick")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that runs in this process sends the log to the standard error of its test, which is closed afterwards.
+    So what it changed is undone."""
+    root, websockets = logging.getLogger(), logging.getLogger("websockets")
+    handlers, level, level_of_websockets = list(root.handlers), root.level, websockets.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    websockets.setLevel(level_of_websockets)
 
 
 @pytest.hookimpl(wrapper=True)

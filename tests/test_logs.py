@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from hypothesis import strategies as st
 
 from telephony_tts import logs
 from telephony_tts.config import LogSettings
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root, websockets = logging.getLogger(), logging.getLogger("websockets")
-    handlers, level, level_of_websockets = list(root.handlers), root.level, websockets.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    websockets.setLevel(level_of_websockets)
 
 
 def written(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +24,6 @@ LOCAL = ("127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST")
 
 def settings(environ: dict[str, str], **server: Any) -> Config:
     return load(None, {f"server.{name}": value for name, value in server.items()}, environ)
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """`serve` sends the log to the standard error of its test, which is closed afterwards."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

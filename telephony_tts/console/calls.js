@@ -145,9 +145,15 @@ function drawCalls() {
   const heads = ["call", "door", "legs", "voice", "callState", "age", ...(calls.may_hear ? ["said", ""] : [])];
   table.hidden = !calls.calls.length;
   table.classList.remove("stale");
-  head.replaceChildren(element("tr", {}, ...heads.map((name) => element(name ? "th" : "td", name ? { scope: "col" } : {}, name && t(name)))));
+  drawHead(heads.map((name) => name && t(name)));
   drawRows();
   if (listening && !calls.calls.some(({ call }) => call === listening.call)) stopListening();
+}
+
+// Only when it changes, so that text selected in it stays selected.
+function drawHead(titles) {
+  if ([...head.querySelectorAll("th, td")].map((cell) => cell.textContent).join("\n") === titles.join("\n")) return;
+  head.replaceChildren(element("tr", {}, ...titles.map((name) => element(name ? "th" : "td", name ? { scope: "col" } : {}, name))));
 }
 
 // A row stays where it is as long as its call lasts. If a button is replaced between a press and its release, the browser

@@ -49,7 +49,8 @@ def request(server: FrontServer, path: str, body: bytes | None = None, method: s
             return bytes(answer.read())
     except urllib.error.HTTPError as refused:
         told = refused.read()
-        why = f"{refused.reason}: {told.decode()}"
+        logged = [line for line in server.log if line["level"] == "error"] if refused.code >= 500 else ""
+        why = f"{refused.reason}: {told.decode()} {logged}"
         raise urllib.error.HTTPError(refused.url, refused.code, why, refused.headers, io.BytesIO(told)) from None
 
 

@@ -194,7 +194,7 @@ def test_a_click_counts_while_what_is_shown_changes(devtools: str) -> None:
 
 
 def test_the_buttons_of_a_call_stay_where_they_are(devtools: str) -> None:
-    """While its text changes, and while another call comes or ends."""
+    """While its text changes, and while another call comes or ends. So does the head of the table."""
 
     async def main() -> None:
         async with (
@@ -206,6 +206,7 @@ def test_the_buttons_of_a_call_stay_where_they_are(devtools: str) -> None:
             async with greeted(rig.url(call="L2", audio="binary")) as second:
                 await shown.until(f"{rows}.length === 2")
                 await shown.evaluate(f"window.row = {rows}[1]; row.querySelector('button').focus()")
+                await shown.evaluate("window.titles = document.querySelector('#live thead tr')")
                 place = "JSON.stringify(row.querySelector('button').getBoundingClientRect())"
                 before = await shown.evaluate(place)
                 await first.say(TEXT)
@@ -216,6 +217,7 @@ def test_the_buttons_of_a_call_stay_where_they_are(devtools: str) -> None:
                 await shown.until(f"{rows}.length === 1")
                 assert await shown.evaluate(f"{rows}[0] === window.row && row.cells[0].innerText") == "L2"
                 assert await shown.evaluate("document.activeElement.dataset.key") == "listen L2"
+                assert await shown.evaluate("document.querySelector('#live thead tr') === titles")
                 assert shown.complaints == []
 
     run(main)

@@ -113,7 +113,7 @@ def test_replicas_keep_the_contract_and_speak_as_the_local_engine(cluster: RayCl
                     theirs, ours = await speak(engine, utterance), await speak(local, utterance)
                     assert np.array_equal(joined(theirs), joined(ours))
                     assert [t for c in theirs for t in c.timings] == [t for c in ours for t in c.timings]
-            engine = engine_of(cluster, "contract", model="fake of last week", start_timeout_s=6.0)
+            engine = engine_of(cluster, "contract", model="fake of last week", start_timeout_s=12.0)
             with pytest.raises(EngineUnavailable, match=f"2 replicas have another model: {model}"):
                 await engine.start()
 
