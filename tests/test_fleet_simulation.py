@@ -137,6 +137,7 @@ HARD = FleetSettings(
 """Everything that can happen, in half a minute."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_call_turn_and_sentence_ends_once(seed: int) -> None:
     """`run` raises otherwise; it also compares the words that were heard of each sentence with its text."""
@@ -239,6 +240,7 @@ def test_a_router_that_chooses_a_lost_replica_is_seen() -> None:
 # ---------------------------------------------------------------- losses, scaling, canary
 
 
+@pytest.mark.slow
 def test_a_lost_replica_costs_the_silence_until_it_is_noticed() -> None:
     """A closed connection is noticed at once, silence after a second. Audio that was ahead plays meanwhile."""
     silences = {}
@@ -323,6 +325,7 @@ def test_a_sentence_counts_at_its_replica_only_until_all_its_audio_has_come() ->
     assert [key for key, _ in itertools.groupby(seen)] == [(True, 1), (True, 0), (False, 0)]
 
 
+@pytest.mark.slow
 def test_an_overloaded_engine_refuses_calls() -> None:
     row = figures(ran(FleetSettings(SMALL, 1), plans(30)), FREE)
     assert row["refused_why"]["engine overloaded"] > 0 and row["sentences_begun_overloaded"] > 0
@@ -452,6 +455,7 @@ def test_the_cost_is_that_of_the_hours() -> None:
     assert row["cost_per_call_hour"] == pytest.approx(9.0, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_series_of_each_run(tmp_path: Path) -> None:
     record = ran(FleetSettings(SMALL, 1), plans(20)).record
     series = picture.series(record.samples, record.first_audio, record.refused)

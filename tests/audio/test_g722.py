@@ -40,6 +40,7 @@ def test_a_frame_of_20_ms_becomes_160_bytes_at_once() -> None:
         assert len(codes) == 160 and len(decoder.feed(codes)) == 320
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=12))
 def test_the_stream_does_not_depend_on_its_pieces(lengths: list[int]) -> None:
     said = tone(900, sum(lengths) // 320 * 320 or 320)

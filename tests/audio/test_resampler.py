@@ -19,6 +19,7 @@ def resample(pcm: np.ndarray, in_hz: int, out_hz: int, cuts: list[int] | None = 
     return np.concatenate([*parts, resampler.finish()])
 
 
+@pytest.mark.slow
 @given(
     n=st.integers(0, 6_000),
     in_hz=st.sampled_from(RATES_HZ),
@@ -38,6 +39,7 @@ def test_one_sample_at_a_time():
     assert np.array_equal(resample(pcm, 24_000, 8_000, list(range(1, 2_400))), resample(pcm, 24_000, 8_000))
 
 
+@pytest.mark.slow
 @given(
     n=st.integers(0, 20_000),
     in_hz=st.one_of(st.sampled_from(RATES_HZ), st.integers(4_000, 96_000)),

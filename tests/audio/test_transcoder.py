@@ -64,6 +64,7 @@ def test_what_the_lower_rate_does_not_have_is_not_heard_as_something_else(rate_h
     assert level_db(heard[800:]) < level_db(tone(rate_hz, hz=hz)) - 50
 
 
+@pytest.mark.slow
 def test_pieces_of_any_length_are_the_same_stream() -> None:
     payload = CODECS["ulaw"].encode(tone(RATE_HZ))
     whole = transcoded(payload, len(payload), "ulaw", RATE_HZ, "pcm", 16000)

@@ -80,6 +80,7 @@ def test_the_open_loop_does_not_wait_for_the_engine() -> None:
     assert seconds(driven(quick, Load(4, 100, 3.0, is_open=True, seed=2))) != arrivals
 
 
+@pytest.mark.slow
 def test_an_open_loop_of_a_given_rate() -> None:
     load = Load.at_rate(2.0, 100, 3.0, seed=1)
     assert (load.concurrency, load.is_open, load.arrivals_per_s) == (6, True, 2.0)

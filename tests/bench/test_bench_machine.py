@@ -62,6 +62,7 @@ def hold(n_bytes: int) -> None:
         held[::4096] = b"\1" * (n_bytes // 4096)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not machine._forget_peak(), reason="the system cannot reset the peak")
 def test_the_memory_peak_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "POWERCAP", tmp_path)

@@ -67,6 +67,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
+@pytest.mark.slow
 def test_a_chart_is_drawn(tmp_path: Path) -> None:
     closed = Series("closed loop", [1, 2, 64], [40.0, 55.5, 4000.0], [50.0, 80.0, 9000.0])
     draw([closed, Series("open loop", [2], [7], [8])], tmp_path / "out.png")

@@ -60,6 +60,7 @@ def words_of(text: str, model: HibariModel, speed: float = 1.0) -> Iterator[tupl
         yield text[timing.start_char : timing.end_char], timing.start_sample, timing.end_sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SENTENCES + SOFT_ONSETS)
 def test_speech_begins_within_20_ms_and_its_onset_is_whole(model: HibariModel, text: str) -> None:
     levels = levels_dbfs(model.speak(text).pcm)
@@ -76,6 +77,7 @@ def test_the_gain_brings_speech_to_the_house_level(model: HibariModel) -> None:
     assert 10 * np.log10(np.mean(10 ** (active / 10))) + voice.gain_db == pytest.approx(-20, abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [*SENTENCES, 'He said: "no" — really?', "(wow)… 42 & 7% of it!", "Dr. Smith"])
 def test_the_network_gets_the_same_input_as_from_hibari_itself(model: HibariModel, text: str) -> None:
     from hibari import Hibari
@@ -84,6 +86,7 @@ def test_the_network_gets_the_same_input_as_from_hibari_itself(model: HibariMode
     assert model._read(text).ids == hibari.ids(" ".join(hibari.phonemize(text)))
 
 
+@pytest.mark.slow
 def test_durations_are_known_and_words_begin_where_pauses_end(model: HibariModel) -> None:
     assert model.has_durations
     n_pauses = 0
@@ -167,6 +170,7 @@ def test_latin_text_of_any_kind_is_accepted(text: str) -> None:
         raise AssertionError(f"refused: {refusal}") from refusal
 
 
+@pytest.mark.slow
 def test_a_word_of_repeated_letters_is_not_spoken_for_45_seconds() -> None:
     async def body() -> None:
         engine = HibariEngine(n_workers=1)

@@ -27,6 +27,7 @@ def detector() -> LatinLanguage:
     return detector
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", FOREIGN)
 def test_most_sentences_show_their_language_and_none_shows_another(detector: LatinLanguage, language: str) -> None:
     told = [detector.detect(sentence) for sentence in FOREIGN[language]]

@@ -90,6 +90,7 @@ def test_ipa_in_the_letters_of_hibari(ipa: str, ours: str) -> None:
     assert hibari_phonemes(ipa) == ours
 
 
+@pytest.mark.slow
 def test_hibari_speaks_a_word_by_its_ipa() -> None:
     text = "Ask Nguyen about the Nguyen account, Mr. O'Neil."
     at = text.rindex("Nguyen")
@@ -112,6 +113,7 @@ def test_hibari_speaks_a_word_by_its_ipa() -> None:
     assert lasts[1] < 0.8 * lasts[0], "only the second one is short"
 
 
+@pytest.mark.slow
 def test_hibari_leaves_a_word_alone_that_it_cannot_find() -> None:
     text = "It is 5 kg."
     made = spoken(

@@ -45,6 +45,7 @@ async def collect(stream: AsyncGenerator[Any, None]) -> list[Any]:
     return [item async for item in stream]
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(0, 30), max_size=6), n_workers=st.integers(1, 3), max_ahead=st.integers(1, 5))
 def test_every_stream_gives_its_own_items_in_order(sizes: list[int], n_workers: int, max_ahead: int) -> None:
     async def body() -> None:

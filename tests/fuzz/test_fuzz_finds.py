@@ -75,6 +75,7 @@ def test_merged_keys_that_would_be_a_billion(tmp_path: Path) -> None:
     assert "12 problems" in refusal("\n".join(lines), tmp_path)  # PyYAML 6.0.4 merges each pair once
 
 
+@pytest.mark.slow
 def test_a_configuration_with_thousands_of_mistakes(tmp_path: Path) -> None:
     told = refusal("\n".join(f"key{n}: 1" for n in range(5_000)), tmp_path)
     assert "5000 problems" in told and "and 4950 more" in told

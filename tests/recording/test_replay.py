@@ -215,6 +215,7 @@ def test_rows_with_fields_of_any_type_are_drawn(seed: int, recording: Path) -> N
 # ------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_writes_both_beside_the_recording(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert cli.main(["replay", str(recording)]) == 0

@@ -199,6 +199,7 @@ def test_text_between_two_turns_is_none_of_either() -> None:
 TEXT = st.text(alphabet="ab 4.,$€-'您的。！\n*한국 ", max_size=60)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(TEXT, st.sampled_from([20, 60, 250]), st.booleans(), st.booleans())
 def test_every_character_comes_once_in_order_with_times_that_never_go_back(

@@ -130,6 +130,7 @@ def assert_all_said_once(heard: str, text: str, *, broken: int = 1) -> None:
     assert not left, f"{left!r} is too much in {heard!r}"
 
 
+@pytest.mark.slow
 @examples(max_examples=120, deadline=None)
 @given(st.integers(0, 20), st.integers(0, 90), st.integers(0, 20))
 @example(0, 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from world import MS, World
@@ -104,6 +105,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(worlds, st.lists(st.one_of(say, piece, clear, hold, hold, run, run, take), max_size=25))
 @example({"peer": True}, [("say", "One two three four five six."), ("run", 137.3), ("clear", None), ("take",)])
 @example({"peer": False}, [("say", "One two."), ("run", 137.3), ("pause",), ("run", 400), ("resume",), ("run", 1501)])

@@ -93,6 +93,7 @@ _ANY = st.one_of(_WRITTEN, st.text(alphabet=st.characters(), max_size=40))
 _LANGUAGES = st.sampled_from([None, "en", "zh", "ja", "ko", "fr", "zh-Hant-TW", "nonsense"])
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(_ANY, _LANGUAGES)
 def test_spans_cover_the_text_and_agree_with_normalize(text: str, lang: str | None) -> None:
@@ -105,6 +106,7 @@ def test_spans_cover_the_text_and_agree_with_normalize(text: str, lang: str | No
     assert "".join(span.spoken for span in spans) == normalize(text, lang)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(_ANY, st.sampled_from(["en", "zh"]))
 def test_no_digit_is_left_and_speech_can_be_encoded(text: str, lang: str) -> None:
@@ -114,6 +116,7 @@ def test_no_digit_is_left_and_speech_can_be_encoded(text: str, lang: str) -> Non
     spoken.encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.text("abcdefghijklmnopqrstuvwxyz", min_size=3, max_size=9), min_size=1, max_size=8),
@@ -130,6 +133,7 @@ def test_plain_mandarin_stays_as_it_is(text: str) -> None:
     assert [span.spoken for span in normalize_spans(text, "zh")] == [text]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_WRITTEN, st.sampled_from(["en", "zh"]))
 def test_normalising_twice_keeps_words(text: str, lang: str) -> None:
@@ -184,6 +188,7 @@ def test_long_runs(piece: str, lang: str) -> None:
     assert not re.search("[0-9]", normalize(text, lang))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_a_hundred_thousand_characters(lang: str) -> None:
     text = ("Your code is 482913, pay $1,234.50 by 12/31 to a@b.com. 验证码482913，¥5 " * 2000)[:100_000]

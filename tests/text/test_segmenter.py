@@ -62,6 +62,7 @@ def feed_by_character(text: str, lang: str | None = None) -> list[Sentence]:
     return sentences + segmenter.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lang", "marked"), CASES)
 def test_sentences_end_at_the_marks_of_a_case(lang: str, marked: str) -> None:
     text, required, optional = marked_boundaries(marked)

@@ -101,6 +101,7 @@ def test_a_timeout_never_cuts_an_atom(text: str, data: st.DataObject | None) -> 
             assert not cuts & set(range(atom.start() + 1, atom.end())), (text[:place], atom.group())
 
 
+@pytest.mark.slow
 @given(texts(), OPTIONS)
 def test_no_cut_falls_inside_an_atom(text: str, options: dict[str, int]) -> None:
     cuts = {sentence.end for sentence in run([text], options)}

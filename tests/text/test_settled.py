@@ -105,6 +105,7 @@ def language_of(text: str, lang: str | None) -> str:
     return choose_language(strip(text).text, lang)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lang", [None, "en", "zh", "ja", "ko", "fr"])
 def test_the_corpora_of_sentences_and_of_readings(lang: str | None) -> None:
     assert len(CORPUS) > 400 and len(WRITTEN) > 100

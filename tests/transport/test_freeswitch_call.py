@@ -500,6 +500,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.booleans(), st.sampled_from([math.inf, 1.2]))
 def test_whatever_happens_to_the_bridge_every_mark_ends_once_and_truly(

@@ -204,6 +204,7 @@ def test_text_behind_the_end_of_the_text_ends_the_context_with_an_error() -> Non
     assert bot.told[0]["error_code"] == "context_closed"
 
 
+@pytest.mark.slow
 def test_ten_thousand_contexts_are_not_all_remembered() -> None:
     bot = Bot()
     for n in range(10_000):
@@ -213,6 +214,7 @@ def test_ten_thousand_contexts_are_not_all_remembered() -> None:
     assert bot.kinds == [(f"c{n}", "done") for n in range(10_000 - cartesia.MAX_CONTEXTS)]
 
 
+@pytest.mark.slow
 def test_ten_thousand_bad_contexts_are_not_all_remembered() -> None:
     bot = Bot()
     for n in range(10_000):

@@ -539,6 +539,7 @@ messages = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=60) | messages | st.sampled_from([RUN, FINISH, CANCEL, FLUSH, *TEXTS]), max_size=12))
 def test_any_messages_are_answered_and_never_raise(said: list[Any]) -> None:
     talk = Talk()

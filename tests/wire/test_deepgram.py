@@ -614,6 +614,7 @@ _MESSAGES = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", [DeepgramSpeak, DeepgramFlux])
 @given(inputs=st.lists(st.tuples(st.binary() | _MESSAGES, st.booleans() | st.just(True)), max_size=12), data=st.data())
 def test_no_input_raises(opened: type[DeepgramSpeak | DeepgramFlux], inputs: list[Any], data: st.DataObject) -> None:

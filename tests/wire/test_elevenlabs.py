@@ -268,6 +268,7 @@ def test_contexts_that_wait_for_no_more_text_do_not_count() -> None:
         assert steps[-1] == End(str(n + 1))
 
 
+@pytest.mark.slow
 def test_ten_thousand_contexts_leave_little_behind() -> None:
     stream = dialect()
     for n in range(10_000):

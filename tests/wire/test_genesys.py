@@ -261,6 +261,7 @@ _SAID = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.binary(max_size=24) | _SAID, st.booleans(), st.booleans()), max_size=6))
 def test_no_input_raises(said: list[tuple[bytes | dict[str, Any], bool, bool]]) -> None:
     for codec in (GenesysCodec(), opened().codec, opened([{**L16, "channels": ["external", "internal"]}]).codec):

@@ -124,6 +124,7 @@ _KEYS = st.sampled_from(["callSid", "sampleRate", "mixType", "type", "event", "d
 _SAID = st.binary(max_size=24) | st.dictionaries(_KEYS, _JSON, max_size=4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(_SAID, st.booleans()), max_size=5))
 def test_no_input_raises(said: list[tuple[bytes | dict[str, Any], bool]]) -> None:
     for codec in (JambonzCodec(), JambonzCodec("c", 16000), started()):

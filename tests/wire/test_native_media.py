@@ -126,6 +126,7 @@ JSON = st.recursive(
 FIELDS = ["call", "stream", "codec", "rate_hz", "ptime_ms", "lead_ms", "parameters", "name", "digit", "reason"]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["start", "mark", "dtmf", "stop"]), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_no_field_of_any_kind_raises(kind: str, fields: dict[str, Any]) -> None:
     for leg in (NativeMediaCodec(), started()):

@@ -123,6 +123,7 @@ _VALUES = _JSON | st.sampled_from(["websocket:connected", "websocket:dtmf", "web
 _SAID = st.binary(max_size=40) | st.dictionaries(_KEYS, _VALUES, max_size=4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(_SAID, st.booleans()), max_size=5))
 def test_no_input_raises(said: list[tuple[bytes | dict[str, Any], bool]]) -> None:
     for codec in (VonageCodec(), VonageCodec("c"), started()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_chunks_that_differ_are_not_joined_and_long_ones_stay() -> None:
     assert (first.sample_rate_hz, duration_ns(long)) == (16_000, 900 * NS_PER_MS)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 400)), max_size=40))
 def test_every_sample_and_timing_comes_once_in_order_and_in_time(chunks: list[tuple[int, int]]) -> None:
     """(length of a chunk, wait before it), in milliseconds. The caller flushes at the deadline."""

@@ -101,6 +101,7 @@ def test_a_caller_as_loud_as_we_are_interrupts(
     assert min(delays) >= 200, "less than the least speech that counts"  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @pytest.mark.parametrize("echo_db", [None, -20])
 def test_a_caller_half_as_loud_interrupts(bot_voice: str, caller_voice: str, echo_db: float | None) -> None:

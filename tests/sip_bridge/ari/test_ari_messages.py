@@ -62,6 +62,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([*a.EVENTS, "RESTResponse"]), st.fixed_dictionaries({}, optional={
     "channel": _JSON | st.fixed_dictionaries({"id": _JSON, "caller": _JSON, "dialplan": _JSON}), "digit": _JSON,
     "cause": _JSON, "request_id": _JSON, "status_code": _JSON, "message_body": _JSON,

@@ -166,6 +166,7 @@ def test_no_datagram_raises_or_is_held_forever(datagrams: list[bytes]) -> None:
     assert not receiver._held
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**16 - 1), st.integers(0, 2**32), st.lists(st.integers(0, 9), min_size=60, max_size=60))
 def test_jitter_loss_and_doubles_never_change_the_order(first: int, seed: int, luck: list[int]) -> None:
     chance = random.Random(seed)

@@ -24,6 +24,7 @@ def drained(queue: SpeechQueue, n: int) -> np.ndarray:
     return np.frombuffer(b"".join(pieces), "<i2")
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(min_size=1, max_size=200).map(lambda b: b + b), max_size=10), st.integers(1, 90))
 def test_speech_comes_out_as_it_went_in(pieces: list[bytes], n: int) -> None:
     queue = SpeechQueue(8000, 8000)

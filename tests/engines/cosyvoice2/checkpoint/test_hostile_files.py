@@ -128,6 +128,7 @@ def test_a_value_of_the_wrong_type_is_named_in_one_line(value: object, default: 
 # ---------------------------------------------------------------------------- weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     ("file", "tensor"),

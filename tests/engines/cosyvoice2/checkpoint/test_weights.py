@@ -189,6 +189,7 @@ def test_a_vocoder_with_old_names_a_prefix_and_a_discriminator(directory: Path) 
     assert_same(load_model_directory(directory).hift, before.hift)
 
 
+@pytest.mark.slow
 def test_a_vocoder_with_folded_weights(directory: Path) -> None:
     before = load_model_directory(directory)
     folded = {}

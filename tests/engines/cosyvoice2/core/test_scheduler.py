@@ -339,6 +339,7 @@ def test_a_third_lane_makes_audio() -> None:
 # ------------------------------------------------------------------------------ one plan
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(needs, st.sampled_from(Lane), widths, st.randoms(use_true_random=False))
 def test_a_plan_names_the_most_urgent_once_in_any_order_of_needs(
@@ -376,6 +377,7 @@ def test_delayed_new_streams_are_planned_as_if_due_later(
     assert plan(needs, lane, widths, new_delay_ns=wait_ns) == plan(later, lane, widths)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(needs, st.sampled_from(Lane), widths, st.integers(0, 6))
 def test_ids_that_can_wait_are_drawn_in_a_batch_or_by_an_idle_lane(

@@ -59,6 +59,7 @@ def test_without_int8_nothing_is_timed_in_it(monkeypatch: pytest.MonkeyPatch) ->
     assert set(timings.lm) == set(timings.lm_shared) == set(timings.flow) == {"float32", "bfloat16"}
 
 
+@pytest.mark.slow
 def test_made_up_weights_have_the_shapes_and_keep_sizes() -> None:
     for shapes in checkpoint_shapes(TINY).values():
         state = made_up(shapes)

@@ -170,6 +170,7 @@ def test_weights_that_do_not_fit_are_an_error_before_loading(monkeypatch: pytest
         settle(ALL_AUTO, OFFICIAL)
 
 
+@pytest.mark.slow
 def test_memory_for_the_weights_alone_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     precision = Precision("int8", "bfloat16", "float32")
     with_free(monkeypatch, memory_need(OFFICIAL, precision, 1).weights)

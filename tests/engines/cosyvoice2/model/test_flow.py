@@ -109,6 +109,7 @@ def test_a_stream_equals_recomputing(n_prompt: int, n_tokens: int, hops: list[in
     assert error(ours, whole(flow, of, tokens)) <= SAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_prompt", [0, 3, 27, 28, 50, 53])
 def test_a_chunk_equals_the_recomputed_chunk_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
     """A chunk must not depend on more tokens than it was given, so it is compared before the utterance ends."""
@@ -149,6 +150,7 @@ def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
     assert torch.equal(torch.cat([pair[1] for pair in pairs], dim=2), alone[1])
 
 
+@pytest.mark.slow
 def test_streams_write_neither_to_their_prompt_nor_to_the_model(flow: Flow) -> None:
     prompt = prompt_of(flow, *voice(60))
     before = pickle.dumps((flow, prompt))

@@ -199,6 +199,7 @@ def test_a_cleared_slot_remembers_nothing(model: LanguageModel, decode: Decode) 
     assert torch.equal(decode(model, x, [0], cache), decode(model, x, [0], fresh))
 
 
+@pytest.mark.slow
 def test_two_utterances_in_turn_equal_each_alone(golden: Path, model: LanguageModel) -> None:
     sampling = configs(golden)[1]
     texts = ([1, 2, 3], [40, 41, 42, 43])

@@ -94,6 +94,7 @@ def assert_within(checks: Iterator[parity.Check]) -> None:
 # --- against the vectors
 
 
+@pytest.mark.slow
 def test_each_stage_equals_the_reference(vocoder: Vocoder, offline: dict[str, Tensor]) -> None:
     assert_within(parity.check_offline(vocoder, parity.roundings(vocoder, VECTORS), offline))
 
@@ -157,6 +158,7 @@ def changed_frames(before: Tensor, after: Tensor, per_frame: int) -> tuple[int, 
     return int(differs[0]) // per_frame, int(differs[-1]) // per_frame
 
 
+@pytest.mark.slow
 def test_the_stated_reach_is_what_the_graph_sees(exact: Vocoder) -> None:
     reach, n, at = exact.reach, 80, 40
     assert reach == Reach.of(VocoderConfig()), "the sizes of the channels do not matter"
@@ -201,6 +203,7 @@ def test_a_decoded_range_equals_that_range_of_the_whole(exact: Vocoder) -> None:
 # --- chunked = whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_chunks_give_the_whole_utterance(exact: Vocoder, seed: int) -> None:
     rng = random.Random(seed)
@@ -215,6 +218,7 @@ def test_any_chunks_give_the_whole_utterance(exact: Vocoder, seed: int) -> None:
     assert parity.error(got, whole_audio(exact, mel, noise())) < 2e-7
 
 
+@pytest.mark.slow
 def test_chunks_in_float32_differ_by_rounding(steady: Vocoder, vocoder: Vocoder) -> None:
     mel = random_mel(150)
     whole = whole_audio(steady, mel, noise())
@@ -365,6 +369,7 @@ def test_noise_is_normal_and_depends_on_seed_and_position_only() -> None:
 # --- number types
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound_db"), [(torch.float16, -30), (torch.bfloat16, -15)])
 def test_half_precision_stays_near_and_keeps_the_pitch(
     vocoder: Vocoder, state: dict[str, Tensor], offline: dict[str, Tensor], dtype: torch.dtype, bound_db: float

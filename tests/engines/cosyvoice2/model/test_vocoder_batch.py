@@ -130,6 +130,7 @@ def test_equal_shapes_are_one_batch_and_the_rest_runs_one_by_one(
     assert push_chunks([], [], [], raise_failure) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("kind", ["continuous", "upstream"])
 def test_non_finite_values_stay_in_their_own_audio(vocoder: Vocoder, kind: str, batched: bool) -> None:

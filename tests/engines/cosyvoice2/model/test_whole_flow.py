@@ -97,6 +97,7 @@ def both() -> tuple[WholeFlow, WholeFlow]:
     return WholeFlow.from_state(WIDE, dict(state)), WholeFlow.from_state(WIDE, dict(state), "int8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "seed"), [(7, 1), (29, 2), (40, 3), (53, 4), (150, 5)])
 def test_the_mel_in_int8_stays_near(both: tuple[WholeFlow, WholeFlow], n: int, seed: int) -> None:
     """-35 dB of the mel about its mean."""

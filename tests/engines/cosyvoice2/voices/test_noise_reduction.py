@@ -121,6 +121,7 @@ def test_the_figures_of_a_recording() -> None:
     assert checked(Recording(recording.wave[: 24_000 * 2], 24_000)).told()["findings"][0]["is_problem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recording", "found"),
     [

@@ -125,6 +125,7 @@ def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end() -> None:
         assert torch.equal(voice.read_recording(piped).wave, voice.read_recording(content).wave)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_stated", [None, 0, 24_000 * 10])
 def test_a_small_file_of_an_hour_is_not_decoded(n_stated: int | None) -> None:
     """Stated, unknown and false: none fills the memory. An hour is 345 MB of float32."""
