@@ -23,8 +23,6 @@ from typing import Any, Self
 
 _HARNESS = Path(__file__).resolve().parent
 _START_WITHIN_S = 60.0
-QUICK = "BENCHMARK_QUICK"
-"""The environment variable of a server in a tiny run."""
 
 
 def cores() -> tuple[int, int]:
@@ -111,10 +109,10 @@ def placed_here(core: int | None, priority: int | str = 0) -> Iterator[None]:
 
 def _environment() -> dict[str, str]:
     """This environment, with the harness on the Python path and one BLAS thread as in `make run`. A tiny run tells its
-    servers that it is one."""
+    servers that it is one (`serve.py`)."""
     paths = [str(_HARNESS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
-    return {**found, QUICK: "1"} if "--quick" in sys.argv else found
+    return {**found, "BENCHMARK_QUICK": "1"} if "--quick" in sys.argv else found
 
 
 class ServerProcess:

@@ -126,7 +126,7 @@ def test_memory_is_bounded_for_a_bot_that_asks_and_never_reads() -> None:
         path = "/v1/stream?audio=none"
         async with serving(slow_reader_s=60) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
             status = frame({"type": "status"}) * 500
-            # The server reads at its own pace, and kernels take megabytes of answers before it has to hold any.
+            # The server reads at its own pace, and the kernel takes answers before the server has to hold any.
             with pytest.raises(ConnectionError):
                 async with asyncio.timeout(45):
                     while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -215,8 +214,7 @@ def test_a_recording_has_a_pause_where_it_was(tmp_path: Path) -> None:
                 heard = len(peer.played)
         pcm, rows = read(tmp_path)
         right = pcm[:, 1]
-        # The frame in which a tone is broken off has other tones beside it.
-        text = re.sub(r"(?<=mmmm)[az](?= )", "", letters(right, "amz").strip())
+        text = letters(right, "amz").strip()
         runs = [piece for piece in text.split() if len(set(piece)) == 1 and len(piece) > 3]
         assert [piece[0] for piece in runs] == ["a", "m", "m", "z"], text
         assert abs(len(runs[0]) - 30) <= 2 and abs(len(runs[2]) - 30) <= 2 and abs(len(runs[3]) - 30) <= 2

@@ -33,7 +33,7 @@ class Place:
         self.features = read_spk2info(checkpoint.spk2info)[0]
         self._prompts: dict[tuple[str, Profile], SpeakerPrompt] = {}
 
-    def prompt(self, voice: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
+    def kept_prompt(self, voice: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
         if (voice, profile) not in self._prompts:
             self._prompts[voice, profile] = ready_voice(self.model, self.features[voice], profile)
         return self._prompts[voice, profile]
@@ -44,7 +44,7 @@ class Place:
         """Tracks in the first slots, of the voices in turn."""
         tracks = []
         for slot, profile in enumerate(profiles):
-            prompt = self.prompt(voices[slot % len(voices)], profile)
+            prompt = self.kept_prompt(voices[slot % len(voices)], profile)
             tracks.append(self.runner.open(slot, 40 + slot, prompt, speeds[slot % len(speeds)], profile))
         return tracks
 

@@ -50,23 +50,13 @@ def build_voices(stepped: Stepped) -> None:
     stepped.run()
 
 
-def have_voices(stepped: Stepped, place: Place, profile: Profile = DEFAULT) -> None:
-    """Both, as the place has them: tests that judge something else do not build them again."""
-    voices = stepped.core.voices
-    for voice in VOICES:
-        voices.get(voice)
-    for build in voices.builds:
-        voices.finish(build, place.prompt(build.name, profile))
-
-
 def said(stepped: Stepped, requests: Sequence[Request]) -> list[int]:
     """Submit all in both voices; each gets the slot of its index. Returns their keys."""
     return [stepped.say(request, VOICES[i % 2]) for i, request in enumerate(requests)]
 
 
 def alone(cpu: Place, profile: Profile, request: Request, voice: str) -> Pcm:
-    stepped = Stepped(cpu, profile)  # type: ignore[arg-type]
-    have_voices(stepped, cpu, profile)
+    stepped = Stepped(cpu, profile).have_voices(*VOICES)  # type: ignore[arg-type]
     key = stepped.say(request, voice)
     stepped.run()
     return stepped.pcm(key)
@@ -152,8 +142,7 @@ class Failing(Runner):
 
 def said_with(runner: Failing, place: Place, stage: str, slot: int | None) -> tuple[Stepped, list[int]]:
     """Three utterances with a failing runner."""
-    stepped = Stepped(place, runner=runner)  # type: ignore[arg-type]
-    have_voices(stepped, place)
+    stepped = Stepped(place, runner=runner).have_voices(*VOICES)  # type: ignore[arg-type]
     runner.stage, runner.slot = stage, slot
     keys = said(stepped, REQUESTS[:3])
     stepped.run()
@@ -216,8 +205,7 @@ def test_a_failing_euler_step_ends_only_its_stream_and_the_others_take_one_step(
             assert block.flow_block is not None
             n_taken.append((job.stream.slot, block.flow_block.k - before[job]))
 
-    stepped = Stepped(device)  # type: ignore[arg-type]
-    have_voices(stepped, device)
+    stepped = Stepped(device).have_voices(*VOICES)  # type: ignore[arg-type]
     at = (0, 4, 6)  # all in one voice, so that their blocks are in one batch
     keys = [stepped.say(REQUESTS[i], VOICES[0]) for i in at]
     monkeypatch.setattr(backend, "step", fails)
