@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from torture import places
+from torture import places, report
 from torture.defects import DEFECTS
 from torture.histories import ASTERISK, COSYVOICE2, SHAPES, Round, make_round
 
@@ -71,6 +71,8 @@ def main() -> int:
     flags.add_argument("--note", default="", help="kept in the result, such as what else the machine was doing")
     chosen = flags.parse_args()
     places.use()
+    if chosen.json is not None:
+        report.commit()  # the result tells what began to run
     if chosen.what == "soak":
         from torture.soak import run_server_soak, run_soak
 
@@ -87,7 +89,6 @@ def main() -> int:
 
 
 def run_calls(chosen: argparse.Namespace) -> int:
-    from torture import report
     from torture.runner import Runner, find_short, rounds, to_json
 
     if chosen.history is not None:

@@ -113,7 +113,8 @@ class Dialect:
     most_lost_ms = 0
     """How much of a turn may be lost when another turn is cleared: what is wrong about the place in it."""
     heard_late_ms = 0
-    """The caller hears so much later what the platform reports as played: a bridge reports what it has passed on."""
+    """The caller hears so much later what the platform reports as played. A bridge reports what it has passed on to the
+    telephone, and cannot take that back."""
 
     def __init__(self, call: str = "c1", codec: str = "ulaw", rate_hz: int = 8000) -> None:
         self.call = call
@@ -373,10 +374,11 @@ class NativeMedia(Dialect):
 
 
 class Bridge(NativeMedia):
-    """Our bridge. It reports what it has passed on; the telephone plays it later."""
+    """Our bridge. It reports what it has passed on; the telephone plays it later, so `done` comes before that."""
 
     lead_ms = 60
-    most_late_ms, most_error_ms, most_lost_ms, heard_late_ms = 60, 100, 100, 40
+    most_late_ms, heard_late_ms = 60, 40
+    most_error_ms = PTIME_MS + heard_late_ms
 
     def __init__(self, call: str = "c1", codec: str = "pcm", rate_hz: int = 8000) -> None:
         super().__init__(call, codec, rate_hz)

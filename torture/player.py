@@ -17,6 +17,8 @@ class Player:
         """How long it stops before the next frame that comes."""
         self.stretch = 1.0
         """How much longer than its length a frame is played."""
+        self.passed_on_ns = 0
+        """The audio of so much time is beyond recall: it counts as heard, and a drop leaves it."""
         self.end_ns = 0
         """When all that was taken has been played."""
         self.late_ns = 0
@@ -40,6 +42,7 @@ class Player:
 
     def drop(self, now_ns: int) -> None:
         """Drop all that was not played. The frame that is being played ends here."""
+        now_ns += self.passed_on_ns
         self._play(now_ns)
         self._waiting.clear()
         self.end_ns = min(self.end_ns, now_ns)
@@ -48,7 +51,7 @@ class Player:
 
     def heard_ns(self, turn: str, now_ns: int) -> int:
         """How far into the audio of a turn the caller is, or was at most."""
-        self._play(now_ns)
+        self._play(now_ns + self.passed_on_ns)
         return self._heard_ns.get(turn, 0)
 
     def turn_end_ns(self, turn: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections import Counter
@@ -61,11 +62,17 @@ def checks(tally: Tally) -> dict[str, Any]:
     return {check: {"judged": tally.n_checked[check], "violations": wrong[check]} for check in CHECKS}
 
 
+@functools.cache
+def commit() -> str:
+    """The commit that runs. Call it at the begin of a run: the checkout may change before the end."""
+    return machine.commit() or "unknown"
+
+
 def about(chosen: argparse.Namespace) -> dict[str, Any]:
     """The machine, the commit and the settings of this run."""
     here = {**machine.machine("cpu", _LIBRARIES), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
     settings = {k: n for k, n in vars(chosen).items() if isinstance(n, int | float | str | bool)}
-    return {"machine": here, "commit": machine.commit() or "unknown", "settings": settings}
+    return {"machine": here, "commit": commit(), "settings": settings}
 
 
 def saved(path: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class Telephone:
     def __init__(self, dialect: Dialect, oracle: NativeOracle, lateness: Lateness, now_ns: Callable[[], int]) -> None:
         self.dialect = dialect
         self._oracle = oracle
+        oracle.player.passed_on_ns = dialect.heard_late_ms * MS
         self._late = lateness
         self._now_ns = now_ns
         self._loop = asyncio.get_running_loop()

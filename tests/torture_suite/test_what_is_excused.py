@@ -14,6 +14,7 @@ from torture import violations as v
 from torture.dialects import DIALECTS
 from torture.letters import MS_PER_LETTER, FrameReader
 from torture.oracle import NativeOracle
+from torture.player import Player
 from torture.recordings import judge_recordings
 from torture.vendor_oracle import VendorOracle
 from torture.violations import RecordingEnd, Stops, Tally
@@ -98,6 +99,18 @@ def test_silence_at_the_beginning_of_a_file_is_of_the_turn_in_the_file(is_file: 
     call.hears(200, "d", 2)
     frames = {turn: call.oracle.turns[turn].n_frames for turn in ("b1", "b2")}
     assert frames == ({"b1": 15, "b2": 0} if is_file else {"b1": 12, "b2": 3})
+
+
+@pytest.mark.parametrize(("passed_on_ms", "heard_ms"), [(0, 50), (40, 90)])
+def test_what_a_bridge_has_passed_on_is_heard_after_a_clear(passed_on_ms: int, heard_ms: int) -> None:
+    """The telephone plays 40 ms late, and nobody can take back what it was sent. 90 ms were sent."""
+    player = Player(20 * MS, delay_ns=40 * MS)
+    player.passed_on_ns = passed_on_ms * MS
+    for n in range(10):
+        player.take("b1", n * 20 * MS, 0)
+    player.drop(90 * MS)
+    assert player.heard_ns("b1", 500 * MS) == heard_ms * MS
+    assert player.end_ns == (90 + passed_on_ms) * MS
 
 
 def test_tones_may_come_before_the_event_that_tells_of_them() -> None:
