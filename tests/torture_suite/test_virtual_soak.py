@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from typing import Any
 
 import pytest
+from harness.process import give_back_unused, resident_kib
 
 from torture import soak
 from torture import violations as v
@@ -39,6 +41,23 @@ def test_the_first_violations_are_shown_when_they_are_found_and_all_count(monkey
     shown = [line.strip() for line in lines if "finding" in line]
     assert shown == [f"{v.SILENCE}: finding {n} (seed 7)" for n in range(20)]
     assert len(share.tally.violations) == 50 and "50 violations" in lines[-1]
+
+
+def keep_little_of_much(at: int, seeds: range, batch: int, minutes: float, done: multiprocessing.Queue[Any]) -> None:
+    """Stands for `run_part`: 40 MB of small objects come and go, and of each thousand one stays."""
+    before_kib = resident_kib(os.getpid())
+    much = [str(n) * 8 for n in range(400_000)]
+    few = much[::1_000]
+    del much
+    give_back_unused()
+    done.put((at, Tally(), resident_kib(os.getpid()) - before_kib + 0 * len(few)))
+
+
+def test_memory_that_small_objects_no_longer_need_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "run_part", keep_little_of_much)
+    (share,) = soak.soak([range(1)], CALL_MINUTES, lambda line: None, batch=2)
+    assert share.resident_kib[0] < 10_000
+    assert "PYTHONMALLOC" not in os.environ, "only the soak's processes have it"
 
 
 def test_ctrl_c_ends_it_and_keeps_the_batches_that_were_judged(monkeypatch: pytest.MonkeyPatch) -> None:
