@@ -64,11 +64,11 @@ def main() -> None:
     flags.add_argument("--routing-calls", type=int, default=320, help="calls of routing (default %(default)s)")
     flags.add_argument("--routing-s", type=float, default=160.0, help="in which they arrive (default %(default)s)")
     chosen = flags.parse_args()
-    chosen.servers, chosen.fronts = N_SERVERS, N_FRONTS
+    chosen.servers, chosen.fronts, chosen.before_s = N_SERVERS, N_FRONTS, BEFORE_S
     if chosen.quick:
         chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
         chosen.parts = "kill,restart,drain,routing"  # the others are benchmarks of their own
-        chosen.servers, chosen.fronts = 2, 1
+        chosen.servers, chosen.fronts, chosen.before_s = 2, 1, 1.0
     if unknown := set(chosen.parts.split(",")) - set(known):
         flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
     results: dict[str, Any] = {}
@@ -150,13 +150,13 @@ def _watched(
         flags = [part for setting in settings for part in ("--set", setting)]
         with ServerProcess("serve", flags, core=server_core, priority=chosen.priority) as front:
             wait_until_ready(front.port)
-            from_ns = time.monotonic_ns() + round((_CONNECT_S + 1.0 + BEFORE_S) * NS_PER_S)
+            from_ns = time.monotonic_ns() + round((_CONNECT_S + 1.0 + chosen.before_s) * NS_PER_S)
             spec = {
                 "port": front.port,
                 "calls": chosen.calls,
                 "lead_ms": LEAD_MS,
                 "from_ns": from_ns,
-                "before_ns": round(BEFORE_S / 2 * NS_PER_S),
+                "before_ns": round(chosen.before_s / 2 * NS_PER_S),
                 "end_ns": from_ns + round((happen_s + chosen.seconds) * NS_PER_S),
                 "seconds": happen_s + chosen.seconds + 60.0,
             }
@@ -224,7 +224,7 @@ def _restart(chosen: argparse.Namespace) -> dict[str, Any]:
             took_ms.append(round((time.monotonic_ns() - begun_ns) / NS_PER_MS, 1))
         return {"statuses": statuses, "took_ms": took_ms}
 
-    one = _watched(chosen, 20.0 if chosen.quick else 40.0, restart)
+    one = _watched(chosen, 12.0 if chosen.quick else 40.0, restart)
     calls = one["calls"]
     n_late = sum(call["over_20_ms"] for call in calls if call["late_before_ms"] <= 20)
     n_frames = sum(call["frames_after"] for call in calls)
@@ -272,13 +272,13 @@ def _drain(chosen: argparse.Namespace) -> dict[str, Any]:
             "lines": chosen.calls,
             "call_s": call_s,
             "lead_ms": LEAD_MS,
-            "end_ns": time.monotonic_ns() + round((_CONNECT_S + BEFORE_S + watched_s) * NS_PER_S),
+            "end_ns": time.monotonic_ns() + round((_CONNECT_S + chosen.before_s + watched_s) * NS_PER_S),
             "seconds": watched_s + 60.0,
         }
         statuses = []
         with ThreadPoolExecutor(1) as pool:
             load = pool.submit(run_load, "calls_through_restarts", spec, core=load_core, priority=chosen.priority)
-            time.sleep(_CONNECT_S + BEFORE_S)
+            time.sleep(_CONNECT_S + chosen.before_s)
             for i in range(chosen.fronts):
                 old, fronts[i] = fronts[i], start()
                 _write_ports(ports, fronts)

@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ def main() -> None:
     if chosen.quick:
         chosen.calls, chosen.turns = "1", 8
     windows = []
+    phrases = _PHRASES[:4] if chosen.quick else _PHRASES
     for calls in (int(word) for word in chosen.calls.split(",")):
         for package in (None, chosen.older) if chosen.older else (None,):
-            windows += _windows(calls, chosen, package)
+            windows += _windows(calls, phrases, chosen, package)
     report.table(
         "complete sentence to first frame in ms, as the server reports it",
         ("code", "calls", "phrases", "turns", "p50", "p95", "p99", "max", "found"),
@@ -63,7 +65,9 @@ def main() -> None:
     report.save(chosen, windows)
 
 
-def _windows(calls: int, chosen: argparse.Namespace, package: Path | None) -> list[dict[str, Any]]:
+def _windows(
+    calls: int, phrases: Sequence[str], chosen: argparse.Namespace, package: Path | None
+) -> list[dict[str, Any]]:
     windows = []
     with tempfile.TemporaryDirectory() as folder:
         on = ["--set", "phrases.enabled=true", "--set", f"phrases.folder={folder}"]
@@ -75,7 +79,7 @@ def _windows(calls: int, chosen: argparse.Namespace, package: Path | None) -> li
                 ) as server,
                 placed_here(load_core, chosen.priority),
             ):
-                told, found = asyncio.run(_measure(server.port, calls, turns, is_warm=kept == "memory"))
+                told, found = asyncio.run(_measure(server.port, calls, phrases, turns, is_warm=kept == "memory"))
             code = "now" if package is None else "older"
             ms = report.percentiles(told)
             windows.append({"code": code, "calls": calls, "kept": kept, "ms": ms, "found": found})
@@ -83,17 +87,19 @@ def _windows(calls: int, chosen: argparse.Namespace, package: Path | None) -> li
     return windows
 
 
-async def _measure(port: int, calls: int, turns: int | None, *, is_warm: bool) -> tuple[list[float], dict[str, int]]:
+async def _measure(
+    port: int, calls: int, phrases: Sequence[str], turns: int | None, *, is_warm: bool
+) -> tuple[list[float], dict[str, int]]:
     """(first audio of each turn, what came of the sentences). Without `turns` each phrase is said once by one call."""
     url = f"ws://127.0.0.1:{port}/v1/stream?audio=binary&pace="
     if is_warm:
-        await asyncio.gather(*(_warm(url, phrase) for phrase in _PHRASES))
+        await asyncio.gather(*(_warm(url, phrase) for phrase in phrases))
     before = await _found(port)
     if turns is None:
-        told = await _call(url, 0, list(_PHRASES))
+        told = await _call(url, 0, list(phrases))
     else:
         per_call = max(1, turns // calls)
-        lists = [random.Random(n).choices(_PHRASES, k=per_call) for n in range(calls)]
+        lists = [random.Random(n).choices(phrases, k=per_call) for n in range(calls)]
         by_call = await asyncio.gather(*(_call(url, n / calls, said) for n, said in enumerate(lists)))
         told = [ms for call in by_call for ms in call]
     after = await _found(port)

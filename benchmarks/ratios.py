@@ -94,6 +94,8 @@ def _run(chosen: argparse.Namespace, side: str, root: Path, keep: Path, out: Pat
         program = [str(ROOT / "benchmarks" / "harness" / "recompute.py")]
     words = [*shlex.split(chosen.prefix), sys.executable, *program, "bench", "engine", "--config", CONFIG]
     words += ["--random", chosen.size, "--keep", str(keep), "--no-pacing", "--concurrency", "1"]
+    if chosen.quick:
+        words += ["--set", "engines.cosyvoice2.isolation=thread"]  # a process would import PyTorch once more
     words += ["--turns", str(chosen.turns), "--seconds", str(chosen.seconds), "--json", str(out)]
     print(f"  {side}", file=sys.stderr, flush=True)
     done = subprocess.run(

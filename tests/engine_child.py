@@ -15,7 +15,9 @@ def engine_pid(parent: subprocess.Popen[str]) -> int:
     while time.monotonic() < end_s:
         assert parent.poll() is None, parent.communicate()
         for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text(encoding="ascii").split():
-            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            # A forked one (`forked_process`) has only a name.
+            named = [Path(f"/proc/{pid}/{file}").read_bytes() for file in ("cmdline", "comm")]
+            if any(b"engine_process" in name for name in named):
                 return int(pid)
         time.sleep(0.005)
     raise AssertionError("the engine has no process")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import SERVER, ForkedPrograms
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
@@ -20,6 +21,13 @@ _NAMES = (
     "processes", "fleet", "fleet_local", "ops", "noise_reduction",
 )  # fmt: skip
 
+_REAL = "pauses"
+"""The run whose script, servers and callers are processes of their own from their start. The others are forked."""
+_IMPORTS = (
+    "harness.synthesis", "gpu.side", "telephony_tts.engines.cosyvoice2.core.core", "telephony_tts.bench.runs",
+    "telephony_tts.engines.cosyvoice2.service", "fleet_parts.validation", "harness.load_generator", *SERVER,
+)  # fmt: skip
+"""What the scripts, their servers and their callers import. PyTorch takes four seconds of CPU, a server three."""
 _WITHIN_S = 500
 """For a run that ends: where other tests take the CPU time, the longest one takes minutes."""
 
@@ -30,13 +38,23 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+def forked() -> Iterator[ForkedPrograms]:
+    """Runs scripts with their servers as forks of a process that has their imports."""
+    with ForkedPrograms(_IMPORTS, folders=[str(_BENCHMARKS)], forks_too=True) as programs:
+        yield programs
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, forked: ForkedPrograms
+) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """The results of the tiny runs by name. Two runs go at a time, since half of a run is waiting."""
 
     def run(name: str) -> dict[str, Any]:
         out = folder / f"{name}.json"
         command = [sys.executable, str(_BENCHMARKS / f"{name}.py"), "--quick", "--json", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+        start = subprocess.run if name == _REAL else forked.run
+        done = start(command, capture_output=True, text=True, timeout=_WITHIN_S)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
@@ -182,19 +200,21 @@ print(json.dumps(told))
 """
 
 
-def test_help_has_examples() -> None:
+def test_help_has_examples(tmp_path: Path, forked: ForkedPrograms) -> None:
     """All in one process, because most of each is what it imports."""
-    command = [sys.executable, "-c", _HELP_OF_EACH, str(_BENCHMARKS), *_NAMES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+    script = tmp_path / "help_of_each.py"
+    script.write_text(_HELP_OF_EACH, encoding="utf-8")
+    command = [sys.executable, str(script), str(_BENCHMARKS), *_NAMES]
+    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [name for name in _NAMES if f"python benchmarks/{name}.py" not in told[name]] == []
 
 
-def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path) -> None:
+def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path, forked: ForkedPrograms) -> None:
     out = tmp_path / "validation.json"
     command = [sys.executable, str(_BENCHMARKS / "fleet.py"), "--validate", "--quick", "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S)
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert results["measured"]["n_failed"] == 0 and results["measured"]["turns"] == results["simulated"]["turns"]

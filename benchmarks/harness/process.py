@@ -35,9 +35,10 @@ def cpu_times_s(pid: int) -> tuple[float, float]:
     """(seconds on a CPU, seconds waiting for one), summed over the live threads of a process."""
     on_cpu_ns = waiting_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        fields = (task / "schedstat").read_text(encoding="ascii").split()
-        on_cpu_ns += int(fields[0])
-        waiting_ns += int(fields[1])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            fields = (task / "schedstat").read_text(encoding="ascii").split()
+            on_cpu_ns += int(fields[0])
+            waiting_ns += int(fields[1])
     return on_cpu_ns / 1e9, waiting_ns / 1e9
 
 

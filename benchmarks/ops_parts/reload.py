@@ -77,7 +77,7 @@ class Call:
 
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """The row of this part. Windows with and without reloads alternate on one server."""
-    calls, window_s, n_windows = (8, 1.5, 2) if chosen.quick else (CALLS, 15.0, 6)
+    calls, window_s, n_windows = (8, 0.8, 2) if chosen.quick else (CALLS, 15.0, 6)
     with tempfile.TemporaryDirectory(prefix="reload-") as folder:
         files = Files(Path(folder))
         files.write(0)

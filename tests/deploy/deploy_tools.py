@@ -130,23 +130,29 @@ def read_settings(path: Path) -> config.Config:
 
 
 _CHECK = """
-import json, sys
-import jsonschema, kubernetes_validate
-version, schemas, found = json.load(sys.stdin)
-problems = []
-for document in found:
-    where = f"{document['kind']} {document['metadata'].get('name', '')}"
-    try:
-        if document["kind"] in schemas:
-            jsonschema.Draft7Validator(schemas[document["kind"]]).validate(document)
-        else:
-            kubernetes_validate.validate(document, version, strict=True)
-    except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:
-        path = ".".join(str(each) for each in error.path)
-        problems.append(f"{where}: {path}: {error.message[:300]}")
-    except kubernetes_validate.SchemaNotFoundError as error:
-        problems.append(f"{where}: {error.message}")
-print(json.dumps(problems))
+import functools, json, sys
+import jsonschema, kubernetes_validate, kubernetes_validate.utils
+# It would read all definitions, a file of megabytes, for each document.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+version, schemas, groups = json.load(sys.stdin)
+
+def problems_of(found):
+    problems = []
+    for document in found:
+        where = f"{document['kind']} {document['metadata'].get('name', '')}"
+        try:
+            if document["kind"] in schemas:
+                jsonschema.Draft7Validator(schemas[document["kind"]]).validate(document)
+            else:
+                kubernetes_validate.validate(document, version, strict=True)
+        except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:
+            path = ".".join(str(each) for each in error.path)
+            problems.append(f"{where}: {path}: {error.message[:300]}")
+        except kubernetes_validate.SchemaNotFoundError as error:
+            problems.append(f"{where}: {error.message}")
+    return problems
+
+print(json.dumps(list(map(problems_of, groups))))
 """
 
 
@@ -155,14 +161,23 @@ def problems_of(found: Iterable[Document]) -> list[str]:
 
     Unknown fields are problems. The pod templates of a RayService are checked as pods.
     """
-    everything = list(found)
-    pods = [
+    return problems_of_each([found])[0]
+
+
+def problems_of_each(groups: Iterable[Iterable[Document]]) -> list[list[str]]:
+    """`problems_of` each group, in one process: the imports take most of a second."""
+    stdin = json.dumps([KUBERNETES, schemas_of_extensions(), [_with_pods(list(found)) for found in groups]])
+    told = _run([str(tools() / "bin" / "python"), "-c", _CHECK], _RUN_S, input=stdin).stdout
+    found: list[list[str]] = json.loads(told)
+    return found
+
+
+def _with_pods(found: list[Document]) -> list[Document]:
+    return found + [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": each["metadata"]["name"], **part["metadata"]},
          "spec": part["spec"]}
-        for each in everything if each["kind"] == "RayService" for part in pod_templates(each)
+        for each in found if each["kind"] == "RayService" for part in pod_templates(each)
     ]  # fmt: skip
-    stdin = json.dumps([KUBERNETES, schemas_of_extensions(), [*everything, *pods]])
-    return json.loads(_run([str(tools() / "bin" / "python"), "-c", _CHECK], _RUN_S, input=stdin).stdout)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from deploy_tools import (
     of_kind,
     pod_templates,
     problems_of,
+    problems_of_each,
     read_settings,
     rendered,
     template,
@@ -55,11 +57,27 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+@cache
+def shape_of(name: str) -> list[Document]:
+    return rendered(*(machine_flags(name) if name in MACHINES else VARIATIONS[name]))
+
+
 @pytest.fixture(scope="module", params=[*MACHINES, *VARIATIONS])
 def shape(request: pytest.FixtureRequest) -> list[Document]:
     """The documents of a shipped values file, or of flags that reach the other templates."""
-    name: str = request.param
-    return rendered(*(machine_flags(name) if name in MACHINES else VARIATIONS[name]))
+    return shape_of(request.param)
+
+
+def committed(machine: str) -> list[Document]:
+    return documents((MANIFESTS / f"{machine}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[str, list[str]]:
+    """What the schemas find wrong with each shape, and with each committed file."""
+    groups = {name: shape_of(name) for name in (*MACHINES, *VARIATIONS)}
+    groups |= {f"committed {machine}": committed(machine) for machine in MACHINES}
+    return dict(zip(groups, problems_of_each(groups.values()), strict=True))
 
 
 def file_in(found: list[Document], name: str, key: str, folder: Path) -> Path:
@@ -76,8 +94,9 @@ def front_settings(found: list[Document], folder: Path) -> Config:
 # ------------------------------------------------------------------ Kubernetes
 
 
-def test_what_is_rendered_fits_the_schemas(shape: list[Document]) -> None:
-    assert problems_of(shape) == []
+@pytest.mark.parametrize("name", [*MACHINES, *VARIATIONS])
+def test_what_is_rendered_fits_the_schemas(name: str, problems: dict[str, list[str]]) -> None:
+    assert problems[name] == []
 
 
 def test_a_wrong_document_does_not_fit_the_schemas() -> None:
@@ -109,11 +128,10 @@ def test_helm_itself_finds_nothing_to_say(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_committed_manifests_are_those_of_the_chart(machine: str) -> None:
+def test_the_committed_manifests_are_those_of_the_chart(machine: str, problems: dict[str, list[str]]) -> None:
     """`make manifests` writes them."""
-    committed = (MANIFESTS / f"{machine}.yaml").read_text(encoding="utf-8")
-    assert documents(committed) == rendered(*machine_flags(machine), "--no-hooks")
-    assert problems_of(documents(committed)) == []
+    assert committed(machine) == rendered(*machine_flags(machine), "--no-hooks")
+    assert problems[f"committed {machine}"] == []
 
 
 def test_each_manifest_is_one_of_the_charts() -> None:

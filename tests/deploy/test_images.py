@@ -12,10 +12,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from deploy_tools import ROOT, tools
+from forked_programs import ForkedPrograms
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -240,6 +242,13 @@ def test_the_bridges_image_has_what_the_bridge_imports() -> None:
     assert imported - set(locked("bridge")) - {"telephony-tts", "sip-bridge"} == set()
 
 
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[ForkedPrograms]:
+    """PyTorch takes four seconds to import."""
+    with ForkedPrograms(["torch"]) as programs:
+        yield programs
+
+
 @pytest.mark.parametrize(
     ("variant", "cuda", "says"),
     [
@@ -248,10 +257,10 @@ def test_the_bridges_image_has_what_the_bridge_imports() -> None:
         ("v100", "12.6", "CUDA=12.6 was asked for"),
     ],
 )
-def test_an_image_with_the_wrong_pytorch_is_not_built(variant: str, cuda: str, says: str) -> None:
+def test_an_image_with_the_wrong_pytorch_is_not_built(
+    variant: str, cuda: str, says: str, with_torch: ForkedPrograms
+) -> None:
     """The tests have a build for CPUs, which is right only where one is asked for."""
-    ended = subprocess.run(
-        [sys.executable, str(LOCKS / "check_torch.py"), variant, cuda],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    command = [sys.executable, str(LOCKS / "check_torch.py"), variant, cuda]
+    ended = with_torch.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode == 0) == (not says) and says in ended.stderr, ended.stderr

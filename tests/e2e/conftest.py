@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import served
+from forked_process import Forks, preloaded
+from forked_voice_makers import fork_makers, preloaded_makers
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +25,56 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return cert, key
+
+
+@pytest.fixture(scope="module")
+def maker_forks() -> Iterator[Forks]:
+    with preloaded_makers() as forks:
+        yield forks
+
+
+@pytest.fixture
+def forked_makers(maker_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that make voices are forked from one that has imported PyTorch. Without this fixture they are real
+    ones: for tests that judge their start or their end."""
+    fork_makers(maker_forks, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def server_forks() -> Iterator[Forks]:
+    """Forks servers from a process with the imports of a server and of CosyVoice2. Their engines are forked too."""
+    folder = "telephony_tts.engines.cosyvoice2"
+    modules = ("telephony_tts.cli", "telephony_tts.app", "telephony_tts.http_api.application", f"{folder}.service",
+               f"{folder}.core.core", f"{folder}.hosting.loading")  # fmt: skip
+    one_thread = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with preloaded(*modules, environment=one_thread, have_forks=True) as forks:
+        yield forks
+
+
+@pytest.fixture
+def forked_server(server_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`served.process` forks a server and its CosyVoice2: for tests that judge neither their start nor their end."""
+    monkeypatch.setattr(served, "subprocess", server_forks)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+WRITE_TINY = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
+
+tiny = random_checkpoint.SIZES["tiny"]
+few = replace(tiny.vocoder, res_kernels=(3, 7), res_dilations=(1, 3))
+random_checkpoint.SIZES["tiny"] = replace(tiny, vocoder=few)
+random_checkpoint.write_random_checkpoint(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny_model(server_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny CosyVoice2 with few layers in the vocoder, which would take most of the time. Nothing writes to it. It is
+    made in a forked process, as PyTorch is imported there."""
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    assert server_forks.Popen([sys.executable, "-P", "-c", WRITE_TINY, str(path)]).wait(60) == 0
+    return path

@@ -20,6 +20,7 @@ _alone: list[bytes] = []
 async def neighbour(rig: Rig, **options: Any) -> AsyncIterator[Bot]:
     """A bot that speaks over and over during the body. Each turn must be bit-exact, and every frame must be on time:
     a player that starts with the first frame has no underrun. `options` are added to its address."""
+    rig.make_http()  # not while the bot speaks
     async with rig.bot(audio="binary", lead_ms=LEAD_MS, **options) as bot:
         if not _alone:
             _alone.extend((await _turn(bot, "alone"))[1])

@@ -30,8 +30,9 @@ from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
 from telephony_tts.http_api import application
-from telephony_tts.http_api.asgi import http_server
+from telephony_tts.http_api.asgi import HttpServer, http_server
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.server import Server
 
 FRAME_MS = 20
@@ -77,6 +78,30 @@ class Witness(Tones):
                 yield chunk
 
 
+class HttpWhenUsed:
+    """The HTTP side of a server, made when a test asks for the port. To make it is nine tenths of a server's start, and
+    most tests connect only WebSockets."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._made: HttpServer | None = None
+
+    def make(self) -> HttpServer:
+        if self._made is None:
+            self._made = http_server(self._server)
+        return self._made
+
+    def owns(self, path: str) -> bool:
+        return self.make().owns(path)
+
+    def connection(self, take_back: TakeBack, lost: Callable[[], None]) -> asyncio.Protocol:
+        return self.make().connection(take_back, lost)
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await self._made.close()
+
+
 class Rig:
     """A running server and how to reach it."""
 
@@ -86,11 +111,18 @@ class Rig:
 
     @property
     def port(self) -> int:
+        """For HTTP requests. A WebSocket has a `url`."""
+        self.make_http()
         return self.server.port
+
+    def make_http(self) -> None:
+        """Make the HTTP side now, which stops all calls for a tenth of a second."""
+        if isinstance(self.server.http, HttpWhenUsed):
+            self.server.http.make()
 
     def url(self, path: str = "/v1/stream", **options: Any) -> str:
         query = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"ws://127.0.0.1:{self.port}{path}{'?' + query if query else ''}"
+        return f"ws://127.0.0.1:{self.server.port}{path}{'?' + query if query else ''}"
 
     @asynccontextmanager
     async def bot(self, *, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Bot]:
@@ -131,7 +163,7 @@ async def serving(
     await catalog.start()
     try:
         server = Server(transport, catalog)
-        server.http = http_server(server)
+        server.http = HttpWhenUsed(server)
         with event_loop.quick_turns():  # as `serve` has it
             async with server.running():
                 rig = Rig(server, engine)

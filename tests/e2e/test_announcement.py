@@ -12,12 +12,13 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from announced import announced, command_with, self_made_certificate
+from forked_process import Forks, preloaded
 from websockets.asyncio.client import connect
 
 from telephony_tts.audio.wav import read_wav
@@ -112,6 +113,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return self_made_certificate(tmp_path_factory.mktemp("tls"))
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """A process with the imports of a server, from which the servers of the tests below are forked. How a real one is
+    started and names itself is tested above."""
+    with preloaded("telephony_tts.cli", "telephony_tts.http_api.asgi", "telephony_tts.app") as made:
+        yield made
+
+
 def has_ipv6() -> bool:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -125,14 +134,15 @@ def has_ipv6() -> bool:
     ("host", "here"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")]
 )
 def test_the_printed_address_takes_a_connection(
-    host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str]
+    host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str], forks: Forks
 ) -> None:
     """Pinned: `wss://0.0.0.0` was printed, and nothing about the token and the certificate."""
     if ":" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6")
     environment = {**npx, "TELEPHONY_TTS_TOKENS": TOKEN}
     flags = ["--host", host, "--set", "server.metrics_without_token=false", *(certificate if is_tls else [])]
-    with announced([sys.executable, "-m", "telephony_tts.cli"], *flags, cwd=tmp_path, environment=environment) as lines:
+    server = [sys.executable, "-m", "telephony_tts.cli"]
+    with announced(server, *flags, cwd=tmp_path, environment=environment, forks=forks) as lines:
         scheme = "wss" if is_tls else "ws"
         assert f"is ready at {scheme}://{here}:" in lines[2] and TOKEN not in "\n".join(lines)
         assert f" http{scheme[2:]}://{here}:" in lines[1] and lines[1].endswith("/console/")
@@ -145,8 +155,8 @@ def test_the_printed_address_takes_a_connection(
             assert typed(curl, tmp_path).returncode == 1, "a token must be given"
 
 
-def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str]) -> None:
-    with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx) as lines:
+def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str], forks: Forks) -> None:
+    with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx, forks=forks) as lines:
         wscat = command_with("/v1/stream", lines)
         assert shlex.split(wscat)[4:] == [] and greeted(wscat)["codec"] == "ulaw"
         assert "TOKEN" not in "\n".join(lines) and "certificate" not in "\n".join(lines)
@@ -154,11 +164,12 @@ def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 def test_the_printed_client_without_npx_connects(
-    is_tls: bool, certificate: list[str], tmp_path: Path
+    is_tls: bool, certificate: list[str], tmp_path: Path, forks: Forks
 ) -> None:
     environment = {"PATH": str(tmp_path), "TELEPHONY_TTS_TOKENS": TOKEN}
     flags = certificate if is_tls else []
-    with announced([sys.executable, "-m", "telephony_tts.cli"], *flags, cwd=tmp_path, environment=environment) as lines:
+    server = [sys.executable, "-m", "telephony_tts.cli"]
+    with announced(server, *flags, cwd=tmp_path, environment=environment, forks=forks) as lines:
         client = command_with("/v1/stream", lines).replace("TOKEN", TOKEN)
         assert client.startswith(f"{sys.executable} -m websockets ")
         with subprocess.Popen(

@@ -119,9 +119,9 @@ async def cartesia_without_text(rig: Rig) -> None:
 
 async def cartesia_with_text(rig: Rig) -> None:
     async def misbehave(client: Client) -> None:
-        for n in range(N // 4):
+        for n in range(N // 8):
             await client.send({**CONTEXT, "context_id": f"c{n}", "transcript": "Hello there my friend. " * 9})
-        await until(lambda: client.n_of('"status_code":429') > N // 4 - 500, "refusals", 20)
+        await until(lambda: client.n_of('"status_code":429') > N // 8 - 500, "refusals", 20)
 
     await with_client(rig, "/tts/websocket", misbehave)
 
@@ -288,6 +288,7 @@ def test_a_peer_that_misbehaves_delays_nobody(case: Case, caplog: pytest.LogCapt
     assert not [record for record in caplog.records if record.exc_info], "no internal error"
 
 
+@pytest.mark.usefixtures("forked_makers")
 def test_bad_recordings_delay_nobody(tmp_path: Path) -> None:
     """A FLAC file of two hours, a renamed PNG, five channels: they are read in a process of their own."""
     write_random_checkpoint(tmp_path / "model")

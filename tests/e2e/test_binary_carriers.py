@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 
 pytestmark = pytest.mark.timed
 
-SENTENCE = "Your parcel left the depot on Tuesday."
+SENTENCE = "Your parcel is here."
 LONG = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen."
 LEGS = [("/media/vonage", VonagePeer), ("/media/genesys", GenesysPeer), ("/media/jambonz", JambonzPeer)]
 CALLER = bytes(range(256)) * 10

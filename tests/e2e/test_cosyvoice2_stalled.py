@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 from engine_child import engine_pid, is_alive
+from forked_process import HELD, Hold
 from rig import Bot, gather, get, greeted
 from served import process
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
-
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("forked_server")]
 
 WAIT_S = 30.0
 STALL_S = 4.0
@@ -33,14 +32,15 @@ LONG = "Your parcel left the depot on Tuesday morning and will be with you befor
 
 
 @pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    write_random_checkpoint(tmp_path / "model")
-    return tmp_path / "model"
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Keeps a new engine from beginning."""
+    monkeypatch.setenv(HELD, str(tmp_path / "held"))
+    return Hold(tmp_path / "held")
 
 
-def served(model_dir: Path, use: Callable[[int, int], Awaitable[None]], **engines: float) -> str:
+def served(tiny_model: Path, use: Callable[[int, int], Awaitable[None]], **engines: float) -> str:
     """Run `use` with a server's port and its engine's pid, stop the server, and return its log."""
-    settings = {"default": "cosyvoice2", "cosyvoice2.model": model_dir, "hibari.workers": 1, **engines}
+    settings = {"default": "cosyvoice2", "cosyvoice2.model": tiny_model, "cosyvoice2.flow_steps": 3, **engines}
     arguments = [each for name, value in settings.items() for each in ("--set", f"engines.{name}={value}")]
 
     async def bounded(port: int, pid: int) -> None:
@@ -122,7 +122,7 @@ async def queue_is(port: int, n: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_stopped_engine_is_reported_and_replaced(model_dir: Path) -> None:
+def test_a_stopped_engine_is_reported_and_replaced(tiny_model: Path, hold: Hold) -> None:
     """/readyz, new calls and new turns report the stall within 3 s. Active turns end after `stall_s`, with one leg as
     with two. Turns requested during the restart are spoken afterwards or refused at once. Calls of the other engine
     are not affected."""
@@ -145,6 +145,7 @@ def test_a_stopped_engine_is_reported_and_replaced(model_dir: Path) -> None:
             await idle.say("Hello.", "early")
             assert "does not respond" in (await error_of(idle, "early", within_s=0.7))["message"]
             assert time.monotonic() - begun_s < STALL_S, "all of this was before anything was replaced"
+            hold.begin()
             for bot in (one, two):
                 error = await error_of(bot, "a")
                 assert STALL_S - 0.5 < time.monotonic() - begun_s < STALL_S + 1.5
@@ -159,6 +160,7 @@ def test_a_stopped_engine_is_reported_and_replaced(model_dir: Path) -> None:
             await gone.aclose()
             await queue_is(port, 2)
             assert (await get(port, "/readyz"))[0] == 503, "they did not wait for the engine"
+            hold.end()
             for bot in (one, two):
                 await bot.event("done", turn="late", within_s=WAIT_S)
             await readyz_is(port, 200)
@@ -167,11 +169,11 @@ def test_a_stopped_engine_is_reported_and_replaced(model_dir: Path) -> None:
             assert (await other.event("done", turn="other", within_s=WAIT_S))["underruns"] == 0
             assert not is_alive(pid)
 
-    errors = served(model_dir, use, stall_s=STALL_S, restart_wait_s=29)
+    errors = served(tiny_model, use, stall_s=STALL_S, restart_wait_s=29, **{"hibari.workers": 1})
     assert f"sent nothing for {STALL_S:g} s, SIGKILL" in errors and "ready again" in errors
 
 
-def test_an_engine_that_continues_in_time_loses_nothing(model_dir: Path) -> None:
+def test_an_engine_that_continues_in_time_loses_nothing(tiny_model: Path) -> None:
     """The same process finishes the active turn."""
 
     async def use(port: int, pid: int) -> None:
@@ -186,16 +188,17 @@ def test_an_engine_that_continues_in_time_loses_nothing(model_dir: Path) -> None
             assert is_alive(pid)
             assert not [event for each in (bot, two) for event in each.events if event["type"] == "error"]
 
-    errors = served(model_dir, use, stall_s=20)
+    errors = served(tiny_model, use, stall_s=20)
     assert "responds again" in errors and "process failed" not in errors
 
 
-def test_turns_of_a_killed_engine_say_when_to_retry(model_dir: Path) -> None:
+def test_turns_of_a_killed_engine_say_when_to_retry(tiny_model: Path, hold: Hold) -> None:
     """With one leg and with two. Without `restart_wait_s`, turns requested during the restart fail at once as well."""
 
     async def use(port: int, pid: int) -> None:
         async with called(port, audio="binary") as one, called_on_two_legs(port, "c1") as two:
             await gather(speaks(one, "a"), speaks(two, "a"))
+            hold.begin()
             os.kill(pid, signal.SIGKILL)
             for bot in (one, two):
                 error = await error_of(bot, "a")
@@ -205,6 +208,7 @@ def test_turns_of_a_killed_engine_say_when_to_retry(model_dir: Path) -> None:
                 await bot.say("Bye.", "early")
                 early = await error_of(bot, "early", within_s=0.7)
                 assert "started again" in early["message"] and early["unheard_text"] == "Bye."
+            hold.end()
             back_ms = 1000 * (await readyz_is(port, 200) - killed_s)
             hint_ms = early["retry_after_ms"]
             assert 0.2 * hint_ms < back_ms < 5 * hint_ms + 1000, "the hint is of the right size"
@@ -212,4 +216,4 @@ def test_turns_of_a_killed_engine_say_when_to_retry(model_dir: Path) -> None:
                 await bot.say("Bye.", "again")
                 await bot.event("done", turn="again", within_s=WAIT_S)
 
-    served(model_dir, use, restart_wait_s=0)
+    served(tiny_model, use, restart_wait_s=0)

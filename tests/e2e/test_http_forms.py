@@ -109,7 +109,7 @@ async def exchange(rig: Rig, form: Form, seed: int) -> bytes:
     with socket.socket() as sock:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(sock, ("127.0.0.1", rig.port))
+        await loop.sock_connect(sock, ("127.0.0.1", rig.server.port))
         for begin, end in zip([0, *cuts], [*cuts, len(form.data)], strict=True):
             await loop.sock_sendall(sock, form.data[begin:end])
             for _ in range(chance.randrange(5)):
@@ -169,7 +169,7 @@ def test_peers_that_vanish_after_their_request_log_no_warning(
                 for n in range(10):
                     sock = socket.socket()
                     sock.setblocking(False)
-                    await loop.sock_connect(sock, ("127.0.0.1", rig.port))
+                    await loop.sock_connect(sock, ("127.0.0.1", rig.server.port))
                     await loop.sock_sendall(sock, form.data[:20_000])
                     for _ in range(n):
                         await asyncio.sleep(0)
@@ -206,7 +206,7 @@ def test_data_sent_with_the_upgrade_is_read_after_the_answer(
         with socket.socket() as sock:
             loop = asyncio.get_running_loop()
             sock.setblocking(False)
-            await loop.sock_connect(sock, ("127.0.0.1", rig.port))
+            await loop.sock_connect(sock, ("127.0.0.1", rig.server.port))
             cut = random.Random(seed).randrange(1, len(form.data))
             for piece in (form.data[:cut], form.data[cut:]) if seed else (form.data,):
                 await loop.sock_sendall(sock, piece)
@@ -243,7 +243,7 @@ def test_an_upgrade_and_a_half_close_is_answered_and_over(caplog: pytest.LogCapt
 def test_a_peer_that_never_stops_sending_after_its_request_is_cut_off() -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig):
-            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
             writer.write(request(b"POST", b"/healthz", b"Content-Length: 1000000000\r\n"))
             assert (await reader.readline()).startswith(b"HTTP/1.1 405")
             n_sent = 0
@@ -266,13 +266,13 @@ def test_over_tls_too(certificate: tuple[Path, Path], caplog: pytest.LogCaptureF
         async with serving(tls=context) as rig:
             for name in ("plain", "two at once", "POST with a body", "HEAD", "no words", "a large head"):
                 for _ in range(5):
-                    reader, writer = await asyncio.open_connection("localhost", rig.port, ssl=trusting)
+                    reader, writer = await asyncio.open_connection("localhost", rig.server.port, ssl=trusting)
                     writer.write(FORMS[name].data)
                     answer = await asyncio.wait_for(reader.read(), 5)
                     assert status_of(answer, with_body=name != "HEAD") == FORMS[name].status
                     writer.close()
             async with asyncio.timeout(5):
-                reader, writer = await asyncio.open_connection("localhost", rig.port, ssl=trusting)
+                reader, writer = await asyncio.open_connection("localhost", rig.server.port, ssl=trusting)
                 writer.write(request(b"GET", b"/v1/stream?audio=none", UPGRADE) + frame(json.dumps(PING)))
                 await reader.readuntil(b'"pong","id":"behind"')
                 writer.close()

@@ -40,6 +40,7 @@ from telephony_tts.keys.key import Key, KeyRing, digest_of
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow
+forked = pytest.mark.usefixtures("forked_makers")
 
 SAID = "Thank you for calling, how can I help you today?"
 LIMIT = 4_000_000
@@ -81,14 +82,19 @@ def good() -> bytes:
     return encoded(speech())
 
 
+@functools.cache
+def flac_bomb() -> bytes:
+    """Two hours of silence are a megabyte. It takes four seconds of CPU to make."""
+    return encoded(np.zeros((48_000 * 7200, 1), np.int16), 48_000, "FLAC")
+
+
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "silence": (lambda: encoded(np.zeros((24_000 * 5, 1), np.float32)), "silent"),
     "60 s": (lambda: encoded(speech(59, 16_000), 16_000), "holds 5[89].. s between"),
     "61 s": (lambda: encoded(speech(61, 16_000), 16_000), "lasts 61 s"),
     "5 channels": (lambda: encoded(speech(channels=5)), "5 channels"),
     "a PNG": (png, "cannot be read as audio"),
-    # 2 hours of silence are some kilobytes
-    "a FLAC bomb": (lambda: encoded(np.zeros((48_000 * 7200, 1), np.int16), 48_000, "FLAC"), "lasts 7200 s"),
+    "a FLAC bomb": (flac_bomb, "lasts 7200 s"),
     "half a WAV": (lambda: good()[: len(good()) // 2], "truncated"),
     "nothing": (bytes, "cannot be read as audio"),
     "1 s": (lambda: encoded(speech(1)), "holds 1.0 s"),
@@ -233,6 +239,7 @@ def events_in(body: bytes) -> list[tuple[str, Any]]:
     return found
 
 
+@forked
 def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path) as place:
@@ -283,6 +290,7 @@ def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path)
     run(main, within_s=WITHIN_S)
 
 
+@forked
 def test_bad_recordings_and_forms_leave_nothing(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path, with_engine=False) as place:
@@ -321,6 +329,7 @@ def with_noise(seconds: float = 4.0) -> np.ndarray:
     return wave + 0.005 * np.random.default_rng(1).standard_normal(wave.shape).astype(np.float32)
 
 
+@forked
 def test_a_recording_is_checked_and_denoised_before_a_voice_is_made_of_it(model_dir: Path, tmp_path: Path) -> None:
     async def post(rig: Rig, path: str, audio: bytes | None, /, **fields: str) -> Answer:
         kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
@@ -365,6 +374,7 @@ def test_a_recording_is_checked_and_denoised_before_a_voice_is_made_of_it(model_
     run(main, within_s=WITHIN_S)
 
 
+@forked
 def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_path: Path) -> None:
     """At most `n_prompts` are on disk; the one not used for longest goes."""
 
@@ -413,6 +423,7 @@ def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_pa
     run(main, within_s=WITHIN_S)
 
 
+@forked
 def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Path) -> None:
     """Upstream's client sends GET with a form as its body, and takes raw samples."""
     routes = {
@@ -456,6 +467,7 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
     run(main, within_s=WITHIN_S)
 
 
+@forked
 def test_more_recordings_than_can_wait_are_refused(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with voiced(model_dir, tmp_path, with_engine=False) as place:
@@ -533,6 +545,7 @@ async def voices_of(rig: Rig, key: str) -> dict[str, Any]:
     return {voice["name"]: voice for voice in listed}
 
 
+@forked
 def test_a_voice_of_a_key_is_for_that_key_alone(model_dir: Path, tmp_path: Path) -> None:
     keys = [Key(name, digest_of(f"{name}-token".encode())) for name in ("acme", "other")]
 
@@ -565,6 +578,7 @@ def test_a_voice_of_a_key_is_for_that_key_alone(model_dir: Path, tmp_path: Path)
     run(main, within_s=WITHIN_S)
 
 
+@forked
 def test_a_named_key_needs_a_consent_and_a_token_without_a_name_needs_none(model_dir: Path, tmp_path: Path) -> None:
     async def main() -> None:
         acme = Key("acme", digest_of(b"acme-token"))

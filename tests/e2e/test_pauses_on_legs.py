@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from binary_carriers import VonagePeer, platform
 from carrier_peers import PlivoPeer, TelnyxPeer
-from rig import correlation, decoded, rendering, run, serving, speech_settings, until
+from rig import correlation, decoded, rendering, run, serving, speech_settings, tones_in, until
 from test_recorded_calls import letters, loud, read, recording
 from test_voice_barge_in import frames_of, voice
 from twilio_peer import TwilioPeer, dialling
@@ -23,17 +23,18 @@ from telephony_tts.engines.fake import FakeEngine
 
 pytestmark = pytest.mark.timed
 
-TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all today."
+TEXT = "The quick brown fox jumps over the lazy dog."
+LONG = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all today."
 PEERS: dict[str, type[TwilioPeer]] = {"twilio": TwilioPeer, "telnyx": TelnyxPeer, "plivo": PlivoPeer}
 
 
-def assert_each_sample_once(before: Pcm, after: Pcm, from_ms: int, rate_hz: int = 8_000) -> None:
+def assert_each_sample_once(before: Pcm, after: Pcm, from_ms: int, rate_hz: int = 8_000, text: str = TEXT) -> None:
     """`before` was heard up to the pause, `after` behind it. Speech goes on at `from_ms`, in the middle of a frame."""
     place, n_frame = from_ms * rate_hz // 1000, rate_hz // 50
     assert len(before) >= place, "nothing between was left out"
     n_silent = place % n_frame
     assert np.abs(after[: max(0, n_silent - 2)]).max(initial=0) <= 8, "nothing before the place is heard again"
-    whole, wanted = np.concatenate([before[:place], after[n_silent:]]), rendering([TEXT], rate_hz)
+    whole, wanted = np.concatenate([before[:place], after[n_silent:]]), rendering([text], rate_hz)
     assert abs(len(whole) - len(wanted)) < 2 * n_frame
     assert correlation(whole, wanted) > 0.98
 
@@ -115,7 +116,7 @@ def test_the_callers_voice_pauses_and_only_a_longer_one_interrupts(is_long: bool
             said = said if is_long else said[: round(VOICE_S * 50)]
             await peer.start()
             await bot.event("call")
-            await bot.say(TEXT, "a")
+            await bot.say(LONG, "a")
             await peer.hears(50)
             speaking = asyncio.create_task(peer.speak([*said, *[b"\xff" * 160] * 100]))
             paused = await bot.event("paused")
@@ -130,7 +131,7 @@ def test_the_callers_voice_pauses_and_only_a_longer_one_interrupts(is_long: bool
                 resumed = await bot.event("resumed")
                 await bot.event("done", turn="a")
                 before, after = decoded(peer.played[:n_before]), decoded(peer.played[n_before:])
-                assert_each_sample_once(before, after, resumed["from_ms"])
+                assert_each_sample_once(before, after, resumed["from_ms"], text=LONG)
             await speaking
             assert len([event for event in bot.events if event["type"] == "paused"]) == 1
 
@@ -143,7 +144,7 @@ def test_an_engine_that_fails_while_paused_ends_the_turn_with_what_was_heard() -
     async def main() -> None:
         engine = FakeEngine(fail_after_chunks=30, speed=3.0)
         async with serving(engine, speech=speech_settings(ahead_ms=10_000)) as rig, rig.bot(audio="binary") as bot:
-            await bot.say(TEXT, "a")
+            await bot.say(LONG, "a")
             await bot.frames_to(20)
             await bot.send({"type": "pause"})
             paused = await bot.event("paused")
@@ -170,7 +171,7 @@ def test_an_engine_that_is_replaced_while_paused_goes_on_after_it() -> None:
         async with (
             serving(catalog=catalog, speech=speech_settings(ahead_ms=10_000)) as rig, rig.bot(audio="binary") as bot
         ):  # fmt: skip
-            await bot.say(TEXT, "a")
+            await bot.say(LONG, "a")
             await bot.frames_to(20)
             n_before = len(bot.frames)
             await bot.send({"type": "pause"})
@@ -184,7 +185,7 @@ def test_an_engine_that_is_replaced_while_paused_goes_on_after_it() -> None:
             done = await bot.event("done", turn="a")
             assert done["engines"] == ["fake", "spare"]
             after = decoded(bot.frames[at:])
-            wanted = rendering([TEXT])[resumed["from_ms"] * 8 // 160 * 160 :]
+            wanted = rendering([LONG])[resumed["from_ms"] * 8 // 160 * 160 :]
             # The word that was broken off at 3 s ends a little earlier.
             assert abs(len(after) - len(wanted)) < 8 * 400
 
@@ -211,14 +212,15 @@ def test_a_recording_has_a_pause_where_it_was(tmp_path: Path) -> None:
                 await bot.event("done", turn="t1")
                 await peer.hang_up()
                 await bot.event("recording", state="ended")
-                heard = len(peer.played)
+                heard = tones_in(peer.played, "amz").replace(" ", "")
         pcm, rows = read(tmp_path)
         right = pcm[:, 1]
         text = letters(right, "amz").strip()
         runs = [piece for piece in text.split() if len(set(piece)) == 1 and len(piece) > 3]
         assert [piece[0] for piece in runs] == ["a", "m", "m", "z"], text
         assert abs(len(runs[0]) - 30) <= 2 and abs(len(runs[2]) - 30) <= 2 and abs(len(runs[3]) - 30) <= 2
-        assert abs(sum(map(len, runs)) * 20 - 20 * heard) < 200, "all that the caller heard"
+        # Both ends of a run lie inside of a frame.
+        assert abs(sum(map(len, runs)) - len(heard)) <= 2 * len(runs), "all that the caller heard"
         ends = loud(right)
         gaps_ms = [(later[0] - earlier[1]) / 8 for earlier, later in pairwise(ends)]
         assert 690 < max(gaps_ms) < 1_000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_programs import SERVER, ForkedPrograms
 from served import process
 
 pytestmark = pytest.mark.slow
@@ -16,6 +19,18 @@ TONES = ("--set", "engines.default=fake", "--set", "engines.hibari.workers=0", "
 PASSPHRASE = "correct horse battery staple"
 Ended = tuple[int, str]
 """Exit status and output."""
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ForkedPrograms]:
+    with ForkedPrograms(SERVER) as forked:
+        yield forked
+
+
+@pytest.fixture(autouse=True)
+def forks(programs: ForkedPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers here are forks of a process that has their imports."""
+    monkeypatch.setattr(subprocess, "Popen", programs.Popen)
 
 
 @pytest.mark.parametrize(("flags", "n_warnings"), [(("twilio.auth_token=x", "server.open=true"), 1), ((), 0)])
@@ -88,16 +103,16 @@ def without_terminal(command: list[str]) -> Ended:
 
 def with_terminal(command: list[str]) -> Ended:
     """Run the command on a terminal of its own without input. A prompt would appear in the output, and hang."""
-    on_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    with subprocess.Popen(
-        [sys.executable, "-c", on_terminal, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as ended:
-        try:
-            assert ended.stdin is not None and ended.stdout is not None
-            ended.wait(30)
-            return ended.returncode, ended.stdout.read()
-        finally:
-            ended.kill()
+    controller, terminal = pty.openpty()
+    try:
+        ended = subprocess.run(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, timeout=30, check=False, start_new_session=True
+        )
+        os.set_blocking(controller, False)
+        return ended.returncode, os.read(controller, 1 << 16).decode()
+    finally:
+        os.close(controller)
+        os.close(terminal)
 
 
 @pytest.mark.parametrize("run", [without_terminal, with_terminal])

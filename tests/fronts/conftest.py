@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_process import Forks, preloaded
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
@@ -29,3 +30,10 @@ def short() -> Iterator[Path]:
 def short_of_module() -> Iterator[Path]:
     """The same for all tests of a file."""
     yield from short_folder()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """For `front_server`: a process with the imports of a server, from which those of a file's servers are forked."""
+    with preloaded("forked_fronts") as made:
+        yield made

@@ -14,10 +14,12 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from forked_process import Forks
 
 START_S = 60.0
 
@@ -117,22 +119,23 @@ def _state(pid: int) -> str:
 
 @contextmanager
 def front_server(
-    folder: Path, *settings: str, n: int = 2, environment: dict[str, str] | None = None
+    folder: Path, *settings: str, n: int = 2, environment: dict[str, str] | None = None, forks: Forks | None = None
 ) -> Iterator[FrontServer]:
     """A server with `n` fronts and tones for speech, once all are ready. `settings` are those of --set. The path of
-    `folder` must be short."""
+    `folder` must be short. With `forks` its processes are forked, not started."""
     runtime, log = folder / "runtime", folder / "log"
     runtime.mkdir(exist_ok=True)
     command = [
-        sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", "--set", f"server.processes={n}",
-        "--set", f"server.runtime_folder={runtime}", "--set", "engines.default=fake",
+        sys.executable, "-m", "telephony_tts.cli" if forks is None else "forked_fronts", "serve", "--port", "0",
+        "--set", f"server.processes={n}", "--set", f"server.runtime_folder={runtime}", "--set", "engines.default=fake",
         "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false",
         "--set", "limits.max_frame_lateness_ms=10000", "--set", "speech.first_clause_chars=0",
     ]  # fmt: skip
     for setting in settings:
         command += ["--set", setting]
+    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen if forks is None else forks.Popen
     with open(log, "w", encoding="utf-8") as stderr:
-        served = subprocess.Popen(
+        served = start(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
         )
     try:

@@ -12,12 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from carrier_peers import PlivoPeer
+from forked_process import Forks
 from front_server import FrontServer, free_port, front_server
 from rig import Bot, correlation, decoded, greeted, rendering, run, until
 from twilio_peer import calling, dialling
@@ -110,9 +111,9 @@ async def two_fronts_speak_again(server: FrontServer) -> int:
     return n
 
 
-def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(short: Path) -> None:
+def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(short: Path, forks: Forks) -> None:
     """The owner is stopped, so it has not greeted and the leg was not sent. When it dies, the leg is not lost."""
-    with front_server(short) as server:
+    with front_server(short, forks=forks) as server:
 
         async def main() -> None:
             async with greeted(server.url(call="CA1")) as bot:
@@ -135,9 +136,9 @@ def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(sh
         assert gone["level"] == "warning" and gone["front"].endswith(".1")
 
 
-def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) -> None:
+def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path, forks: Forks) -> None:
     """The front with fewer connections is stopped an instant ago, so the other one does not know it yet."""
-    with front_server(short) as server:
+    with front_server(short, forks=forks) as server:
 
         async def main() -> None:
             bots: dict[int | None, list[Any]] = {0: [], 1: []}
@@ -170,8 +171,8 @@ def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path) ->
         assert not server.logged("moved_connection_not_taken"), "the other front has given up, which is no error"
 
 
-def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path) -> None:
-    with front_server(short) as server:
+def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path, forks: Forks) -> None:
+    with front_server(short, forks=forks) as server:
 
         async def main() -> None:
             async with greeted(server.url(call="CA1")) as bot:
@@ -191,7 +192,7 @@ def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path) -> N
         assert server.logged("move_failed")[0]["why"]
 
 
-def test_fronts_end_when_their_supervisor_is_killed(short: Path) -> None:
+def test_fronts_end_when_their_supervisor_is_killed(short: Path, forks: Forks) -> None:
     with front_server(short) as server:
         pids = list(server.pids.values())
         server.served.kill()
@@ -202,7 +203,7 @@ def test_fronts_end_when_their_supervisor_is_killed(short: Path) -> None:
         assert len(server.logged("supervisor_gone")) == 2
     left = list((short / "runtime").iterdir())
     assert len(left) == 1, "nobody could remove it"
-    with front_server(short) as server:
+    with front_server(short, forks=forks) as server:
         assert list((short / "runtime").iterdir()) == [server.runtime] and server.runtime != left[0]
 
 
@@ -241,8 +242,8 @@ def test_the_whole_server_drains_without_cutting_a_turn(short: Path) -> None:
         assert not server.logged("front_ended") and server.log[-1]["event"] == "stopped"
 
 
-def test_a_second_signal_ends_all_fronts_at_once(short: Path) -> None:
-    with front_server(short, "server.drain_s=60") as server:
+def test_a_second_signal_ends_all_fronts_at_once(short: Path, forks: Forks) -> None:
+    with front_server(short, "server.drain_s=60", forks=forks) as server:
 
         async def main() -> None:
             bots = await two_fronts_speak(server)
@@ -262,9 +263,9 @@ def test_a_second_signal_ends_all_fronts_at_once(short: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server_of_five(short_of_module: Path) -> Iterator[FrontServer]:
+def server_of_five(short_of_module: Path, forks: Forks) -> Iterator[FrontServer]:
     """At most five calls at a time."""
-    with front_server(short_of_module, "limits.calls=5") as server:
+    with front_server(short_of_module, "limits.calls=5", forks=forks) as server:
         yield server
 
 
@@ -330,9 +331,9 @@ def test_a_burst_of_handshakes_does_not_exceed_the_limit(server_of_five: FrontSe
     run(main)
 
 
-def test_a_leg_may_join_when_all_fronts_are_full(short: Path) -> None:
+def test_a_leg_may_join_when_all_fronts_are_full(short: Path, forks: Forks) -> None:
     """The bot waits on one front, and its media leg comes to the other one: it is no new call."""
-    with front_server(short, "limits.calls=1") as server:
+    with front_server(short, "limits.calls=1", forks=forks) as server:
 
         async def main() -> None:
             async with greeted(server.url(call="CA1")) as bot:
@@ -357,7 +358,7 @@ def test_a_leg_may_join_when_all_fronts_are_full(short: Path) -> None:
 # -------------------------------------------------------------- things all must know
 
 
-def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path) -> None:
+def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path, forks: Forks) -> None:
     base = "https://voice.example.com"
 
     def signed(nonce: str) -> dict[str, str]:
@@ -365,7 +366,7 @@ def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path) -> None:
         return {"X-Plivo-Signature-V3": header, "X-Plivo-Signature-V3-Nonce": nonce}
 
     with front_server(
-        short, "plivo.auth_token=secret", f"server.public_url={base}", "server.tokens=['sesame']"
+        short, "plivo.auth_token=secret", f"server.public_url={base}", "server.tokens=['sesame']", forks=forks
     ) as server:
 
         async def main() -> None:
@@ -386,8 +387,8 @@ def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path) -> None:
         run(main)
 
 
-def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path) -> None:
-    with front_server(short) as server:
+def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path, forks: Forks) -> None:
+    with front_server(short, forks=forks) as server:
 
         async def main() -> None:
             bots = await two_fronts_speak(server, text=SENTENCE)
@@ -430,8 +431,8 @@ def _kept_turns(server: FrontServer) -> float:
     return sum(unpacked(path.read_bytes())["telephony_tts_turns"].samples[done] for path in files)
 
 
-def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(short: Path) -> None:
-    with front_server(short) as server:
+def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(short: Path, forks: Forks) -> None:
+    with front_server(short, forks=forks) as server:
 
         async def main() -> None:
             async with greeted(server.url(call="CA1", audio="binary")) as bot:
@@ -462,33 +463,43 @@ def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(shor
 # ------------------------------------------------------------------------ the start
 
 
-def serve(*settings: str, folder: Path, within_s: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", "--set", "server.processes=2",
-               "--set", f"server.runtime_folder={folder}", "--set", "engines.default=fake",
-               "--set", "engines.hibari.workers=0"]  # fmt: skip
+def serve(
+    *settings: str, folder: Path, forks: Forks | None = None, within_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """A server that cannot start. With `forks` it is forked, not started."""
+    command = [sys.executable, "-m", "telephony_tts.cli" if forks is None else "forked_fronts", "serve", "--port", "0",
+               "--set", "server.processes=2", "--set", f"server.runtime_folder={folder}",
+               "--set", "engines.default=fake", "--set", "engines.hibari.workers=0"]  # fmt: skip
     for setting in settings:
         command += ["--set", setting]
-    return subprocess.run(command, capture_output=True, text=True, timeout=within_s)
+    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen if forks is None else forks.Popen
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
+        try:
+            told, complained = served.communicate(timeout=within_s)
+        finally:
+            served.kill()
+    return subprocess.CompletedProcess(command, served.returncode, told, complained)
 
 
-def test_a_server_that_cannot_start_says_why_once(short: Path) -> None:
+def test_a_server_that_cannot_start_says_why_once(short: Path, forks: Forks) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        taken = serve(f"server.port={port}", folder=short)
+        taken = serve(f"server.port={port}", folder=short, forks=forks)
         assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
+    # Its fronts find out, in processes that are real ones here.
     unknown = serve("speech.voice=nobody", folder=short)
     assert unknown.returncode == 1
     last = unknown.stderr.strip().splitlines()[-1]
     assert last.startswith("telephony-tts: ") and "nobody" in last
-    open_to_all = serve(f"server.port={port}", "server.host=0.0.0.0", folder=short)
+    open_to_all = serve(f"server.port={port}", "server.host=0.0.0.0", folder=short, forks=forks)
     assert open_to_all.returncode == 2 and open_to_all.stderr.count("no token is set") == 1
-    nowhere = serve(f"server.port={port}", f"server.runtime_folder={short}/none", folder=short)
+    nowhere = serve(f"server.port={port}", f"server.runtime_folder={short}/none", folder=short, forks=forks)
     assert nowhere.returncode == 2 and f"no folder {short}/none" in nowhere.stderr
     assert list(short.glob("telephony-tts-*")) == []
 
 
-def test_localhost_is_served_on_all_its_addresses(short: Path) -> None:
-    with front_server(short, "server.host=localhost") as server:
+def test_localhost_is_served_on_all_its_addresses(short: Path, forks: Forks) -> None:
+    with front_server(short, "server.host=localhost", forks=forks) as server:
         for host in ("127.0.0.1", "[::1]"):
             try:
                 with urllib.request.urlopen(f"http://{host}:{server.port}/readyz", timeout=5) as answer:

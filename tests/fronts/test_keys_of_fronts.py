@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from forked_process import Forks
 from front_server import FrontServer, front_server
 from rig import Bot, greeted, run, until
 from websockets.exceptions import InvalidStatus
@@ -41,7 +42,7 @@ async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bo
         yield bot
 
 
-def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> None:
+def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path, forks: Forks) -> None:
     async def main(server: FrontServer) -> None:
         async with bot_at(server, 0, "one") as first:
             await first.say("Ten chars.", "a")
@@ -64,11 +65,11 @@ def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path) -> N
             assert (await third.event("error", turn="d"))["code"] == "key_limit"
 
     keys = write_keys(short, calls=2, chars_per_day=20)
-    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0", forks=forks) as server:
         run(lambda: main(server), within_s=60)
 
 
-def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: Path) -> None:
+def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: Path, forks: Forks) -> None:
     async def main(server: FrontServer) -> None:
         async def interrupted(front: int, call: str) -> None:
             async with AsyncExitStack() as stack:
@@ -98,11 +99,11 @@ def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: P
     stop = {"after_calls": 30, "interruptions": 0.5}
     file = short / "experiments.yaml"
     file.write_text(json.dumps({"experiments": {"e": {"arms": {"worse": worse}, "stop": stop}}}))
-    with front_server(short, f"experiments.file={file}") as server:
+    with front_server(short, f"experiments.file={file}", forks=forks) as server:
         run(lambda: main(server), within_s=90)
 
 
-def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path) -> None:
+def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path, forks: Forks) -> None:
     async def main(server: FrontServer) -> None:
         async def is_let_in(front: int) -> bool:
             try:
@@ -121,7 +122,7 @@ def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Pat
         assert server.served.poll() is None
 
     keys = write_keys(short, calls=0)
-    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0", forks=forks) as server:
         run(lambda: main(server), within_s=60)
 
 
@@ -167,7 +168,7 @@ def test_a_front_whose_use_cannot_be_written_or_read_says_so_once_and_goes_on(
         folder.remove()
 
 
-def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path) -> None:
+def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path, forks: Forks) -> None:
     """Pinned: it ended with all its calls when the use of a key changed and could not be written, and text of a key
     with a limit ended its call when the use of the others could not be read."""
 
@@ -196,6 +197,6 @@ def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path) 
         assert server.pids == pids and not server.logged("front_ended")
 
     keys = write_keys(short, calls=2, chars_per_day=100)
-    with front_server(short, f"keys.file={keys}", "keys.check_s=0") as server:
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0", forks=forks) as server:
         run(lambda: main(server), within_s=60)
     assert [line["front"] for line in server.logged("use_not_written")] == [0]

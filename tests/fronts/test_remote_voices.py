@@ -7,9 +7,11 @@ import sys
 import time
 import urllib.error
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked_process import Forks, preloaded
 from front_server import FrontServer, front_server
 from rig import Bot, run
 from test_http_voices import good
@@ -21,6 +23,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 
 sys.path.append(str(Path(__file__).parents[1] / "engines" / "remote"))
 
+import engine_servers
 from engine_servers import engine_server
 
 pytestmark = pytest.mark.slow
@@ -31,18 +34,32 @@ def folders(short_of_module: Path) -> tuple[Path, Path]:
     return short_of_module / "one", short_of_module / "other"
 
 
+@contextmanager
+def engine_servers_forked() -> Iterator[None]:
+    """Engine servers are forked from a process that has imported PyTorch."""
+    engine = "telephony_tts.engines.cosyvoice2"
+    modules = ("telephony_tts.cli", "telephony_tts.app", "telephony_tts.engines.remote.server", f"{engine}.service",
+               f"{engine}.core.core", f"{engine}.hosting.loading")  # fmt: skip
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with preloaded(*modules, environment=one_thread) as forks, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_servers, "subprocess", forks)
+        yield
+
+
 @pytest.fixture(scope="module")
-def server(short_of_module: Path, folders: tuple[Path, Path]) -> Iterator[FrontServer]:
+def server(short_of_module: Path, folders: tuple[Path, Path], forks: Forks) -> Iterator[FrontServer]:
     model = short_of_module / "model"
     write_random_checkpoint(model)
     tiny = ("engines.default=cosyvoice2", f"engines.cosyvoice2.model={model}", "engines.cosyvoice2.workers=1",
-            "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32",
+            "engines.cosyvoice2.threads=1", "engines.cosyvoice2.dtype=float32", "engines.cosyvoice2.flow_steps=3",
             "engines.cosyvoice2.isolation=thread")  # fmt: skip
     with (
+        engine_servers_forked(),
         engine_server(*tiny, f"engines.cosyvoice2.voices={folders[0]}") as one,
         engine_server(*tiny, f"engines.cosyvoice2.voices={folders[1]}") as other,
         front_server(
-            short_of_module, "engines.default=remote", f"engines.remote.target={one.address},{other.address}"
+            short_of_module, "engines.default=remote", f"engines.remote.target={one.address},{other.address}",
+            forks=forks,
         ) as server,
     ):
         yield server

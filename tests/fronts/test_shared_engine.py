@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_process import Forks
 from front_server import FrontServer, front_server
 from rig import Bot, run, until
 from test_front_faults import serve
@@ -26,14 +27,14 @@ pytestmark = pytest.mark.slow
 
 TEXT = "Thank you for calling."
 TINY = ("engines.default=cosyvoice2", "engines.cosyvoice2.workers=1", "engines.cosyvoice2.threads=1",
-        "engines.cosyvoice2.dtype=float32", "speech.voice=prompted")  # fmt: skip
+        "engines.cosyvoice2.dtype=float32", "engines.cosyvoice2.flow_steps=3", "speech.voice=prompted")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def server(short_of_module: Path) -> Iterator[FrontServer]:
+def server(short_of_module: Path, forks: Forks) -> Iterator[FrontServer]:
     model = short_of_module / "model"
     write_random_checkpoint(model)
-    with front_server(short_of_module, *TINY, f"engines.cosyvoice2.model={model}") as server:
+    with front_server(short_of_module, *TINY, f"engines.cosyvoice2.model={model}", forks=forks) as server:
         yield server
 
 

@@ -21,9 +21,10 @@ def get(port, format):
 
 async def main():
     async with serving() as rig:
+        port = rig.port
         before = set(sys.modules)
         for format in ("pcm", "mp3"):
-            assert await asyncio.to_thread(get, rig.port, format)
+            assert await asyncio.to_thread(get, port, format)
         late = set(sys.modules) - before
         print(sorted(name for name in late if name in ("av", "anyio._backends._asyncio") or "starlette" in name))
 

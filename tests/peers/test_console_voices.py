@@ -38,7 +38,7 @@ from telephony_tts.keys.key import Key, KeyRing, digest_of
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.transport.server import Server
 
-pytestmark = [pytest.mark.peer, pytest.mark.slow]
+pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.usefixtures("forked_makers")]
 
 HZ = 24_000
 SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"

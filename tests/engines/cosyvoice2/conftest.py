@@ -1,5 +1,7 @@
-"""The tiny checkpoint that the tests of this folder share; nothing writes to it."""
+"""The tiny checkpoint that the tests of this folder share; nothing writes to it. And engine processes that are forked.
+"""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pretend_device
 import pytest
 import torch
 from few_steps import CHILD, load_with_few_steps
+from forked_process import Forks, preloaded
 from places import Place
 from pretend_device import Pretence
 from speaking import REQUESTS, VOICES, Rig, spoken
@@ -78,6 +81,21 @@ def few_steps() -> Iterator[None]:
         patch.setattr(loading, "load_model_directory", load_with_few_steps)
         patch.setattr(process_host, "_CHILD", CHILD)
         yield
+
+
+@pytest.fixture(scope="module")
+def engine_forks() -> Iterator[Forks]:
+    quiet = {**process_host.QUIET_THREADS, **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    folder = "telephony_tts.engines.cosyvoice2"
+    with preloaded("few_steps", f"{folder}.core.core", f"{folder}.hosting.known_voices", environment=quiet) as forks:
+        yield forks
+
+
+@pytest.fixture
+def forks(engine_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes are forked from one that has imported torch. Without this fixture they are real ones: for tests
+    that judge their start or their end."""
+    monkeypatch.setattr(process_host, "subprocess", engine_forks)
 
 
 @pytest.fixture(scope="module")

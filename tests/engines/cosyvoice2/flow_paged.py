@@ -32,10 +32,21 @@ Chunk = tuple[int, int]
 """Blocks of 25 tokens, and the seed of the tokens."""
 
 
-def paged_flow(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:
+def flow_without_pages() -> Flow:
+    """The plain path, of the same weights."""
+    return small_flow(n_steps=N_STEPS, few_layers=True)
+
+
+def paged_flow(
+    device: str = pretend_device.NAME,
+    dtype: torch.dtype = torch.float32,
+    n_bytes: int = MEMORY,
+    *,
+    few_layers: bool = True,
+) -> Flow:
     """The small flow. All of its pages but `ZERO_PAGE` hold NaN, so that reading an unwritten page shows."""
-    state = {key: value.to(device, dtype) for key, value in random_state(seed=5).items()}
-    flow = Flow.from_state(flow_config(with_steps(N_STEPS), state), state)
+    state = {key: value.to(device, dtype) for key, value in random_state(5, few_layers=few_layers).items()}
+    flow = Flow.from_state(flow_config(with_steps(N_STEPS, few_layers=few_layers), state), state)
     flow.use_device_pages(n_bytes)
     pages = backend_of(flow).pages
     with torch.inference_mode():
@@ -66,7 +77,7 @@ def pages_of(of: FlowStream | FlowBlock) -> set[int]:
 def spoken_alone(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) -> list[Tensor]:
     """The mels of a call by itself on the CPU's backend: each chunk, and the end if it has one."""
     with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
-        flow = small_flow(n_steps=N_STEPS)
+        flow = flow_without_pages()
         stream = call(flow, n_prompt, seed)
         mels = [extend(flow, stream, *chunk(flow, stream, *each)) for each in chunks]
         return mels if end_seed is None else [*mels, finish(flow, stream, end(flow, end_seed))]

@@ -46,6 +46,8 @@ SIZES = {
         "out_channels": N_MELS,
     },
 }
+FEW_LAYERS = {**SIZES["estimator"], "n_blocks": 1, "num_mid_blocks": 1}  # type: ignore[dict-item]
+"""Of the estimator: half the work, for tests that do not depend on the number of layers."""
 
 
 class RandomReader(FlowReader):
@@ -68,20 +70,21 @@ class RandomReader(FlowReader):
         return super().__call__(key, *shape)
 
 
-def random_state(seed: int) -> dict[str, Tensor]:
-    take = RandomReader(seed)
-    Flow(flow_config(SIZES, {"input_embedding.weight": torch.empty(N_VOCABULARY, D_MODEL)}), take)
+def random_state(seed: int, *, few_layers: bool = False) -> dict[str, Tensor]:
+    take, sizes = RandomReader(seed), with_steps(1, few_layers=few_layers)
+    Flow(flow_config(sizes, {"input_embedding.weight": torch.empty(N_VOCABULARY, D_MODEL)}), take)
     return take.state
 
 
-def with_steps(n_steps: int) -> dict[str, Any]:
+def with_steps(n_steps: int, *, few_layers: bool = False) -> dict[str, Any]:
     """`SIZES` with `n_steps` Euler steps."""
-    return {**SIZES, "cfm": {**SIZES["cfm"], "n_timesteps": n_steps}}  # type: ignore[dict-item]
+    sizes = {**SIZES, "cfm": {**SIZES["cfm"], "n_timesteps": n_steps}}  # type: ignore[dict-item]
+    return {**sizes, "estimator": FEW_LAYERS} if few_layers else sizes
 
 
-def small_flow(dtype: torch.dtype = torch.float32, n_steps: int = 10) -> Flow:
-    state = {key: value.to(dtype) for key, value in random_state(seed=5).items()}
-    return Flow.from_state(flow_config(with_steps(n_steps), state), state)
+def small_flow(dtype: torch.dtype = torch.float32, n_steps: int = 10, *, few_layers: bool = False) -> Flow:
+    state = {key: value.to(dtype) for key, value in random_state(5, few_layers=few_layers).items()}
+    return Flow.from_state(flow_config(with_steps(n_steps, few_layers=few_layers), state), state)
 
 
 def small_int8() -> Flow:

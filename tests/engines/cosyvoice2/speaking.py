@@ -276,13 +276,14 @@ class Stepped:
 TOGETHER = BatchSizes(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
 """Batches of all streams, as on a device."""
 REQUESTS = [
-    Request("It left on Tuesday.", 1),
+    Request("It left.", 7),
     Request("Thank you for calling.", 1, speed=1.3),
     Request("Yes.", 1),
-    Request("It left on Tuesday. No.", 4),
+    Request("It left. No.", 4),
 ]
 """One of a single block, the others of two that end at different places: no longer than it takes for that. Where all
-are one batch, the first three have blocks under way at the same time; the last has the core to itself in the end."""
+are one batch, the first three have blocks under way at the same time; the last has the core to itself in the end. A
+seed decides whether "It left." is of 16 ids or of 93."""
 VOICES = ["prompted", "preset", "prompted", "preset"]
 
 

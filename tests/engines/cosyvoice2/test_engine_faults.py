@@ -29,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps", "forks")]
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
@@ -96,7 +96,7 @@ def test_text_that_cannot_be_read_fails_alone(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
-        alone = joined(await speak(engine, Utterance("u", NEIGHBOUR)))
+        alone = joined(await speak(engine, Utterance("u", BRIEF.sentence)))
         tokenizer = core_of(engine).runner.model.tokenizer
         works = tokenizer.encode
 
@@ -107,7 +107,9 @@ def test_text_that_cannot_be_read_fails_alone(
 
         monkeypatch.setattr(tokenizer, "encode", fails_for_one)
         bad, good = await asyncio.gather(
-            speak(engine, Utterance("b", "A zebra.")), speak(engine, Utterance("g", NEIGHBOUR)), return_exceptions=True
+            speak(engine, Utterance("b", "A zebra.")),
+            speak(engine, Utterance("g", BRIEF.sentence)),
+            return_exceptions=True,
         )
         assert isinstance(bad, EngineError) and "no room" in str(bad)
         assert not isinstance(good, BaseException) and (joined(good) == alone).all()

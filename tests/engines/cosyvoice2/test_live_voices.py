@@ -17,14 +17,14 @@ from service_rig import BRIEF, core_of, host_of, started, until
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2 import service
-from telephony_tts.engines.cosyvoice2.hosting import known_voices
+from telephony_tts.engines.cosyvoice2.hosting import known_voices, process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps", "forks")]
 
 BOTH = pytest.mark.parametrize("isolation", ["thread", "process"])
 
@@ -158,7 +158,11 @@ def test_after_a_restart_the_process_has_the_voices_and_sees_later_ones(
     started(CosyVoice2Engine(model_dir, tmp_path, isolation="process"), use)
 
 
-def test_waiting_for_voices_ends_when_the_engine_is_closed(model_dir: Path, tmp_path: Path) -> None:
+def test_waiting_for_voices_ends_when_the_engine_is_closed(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_host, "TERM_S", 0.05)  # a stopped process does not end by itself
+
     async def use(engine: CosyVoice2Engine) -> None:
         os.kill(host_of(engine).pid or 0, signal.SIGSTOP)
         reading = asyncio.create_task(engine.read_voices())

@@ -21,7 +21,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request, cut
 
 pytestmark = pytest.mark.slow
 
-TEXT = f"{SENTENCE} Your parcel left on Tuesday morning."
+REQUEST = Request("It left on Tuesday.", 5)
+"""Of 93 ids in the voice with a prompt and of 90 in the other: just enough for three blocks of any profile."""
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -76,7 +77,7 @@ def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
     Tokens are drawn first; the blocks are recomputed in full, and only new frames go on.
     """
     model, features, prompt = rig.model, rig.features[voice], rig.prompt(voice, profile)
-    decoding = SentenceDecoding(prompt.transcript_ids, model.tokenizer.encode(TEXT), prompt.speech_tokens)
+    decoding = SentenceDecoding(prompt.transcript_ids, model.tokenizer.encode(REQUEST.text), prompt.speech_tokens)
     tokens = torch.tensor([rig.speech_tokens(prompt, decoding, seed)])
     noise = CounterNoise(seed, model.vocoder.config.n_harmonics + 1)
     joint = UpstreamJoint(model.vocoder, noise) if profile.upstream_joint else ContinuousJoint(model.vocoder, noise)
@@ -102,8 +103,8 @@ def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
     "profile", [UPSTREAM, replace(DEFAULT, causal_finish=False), replace(UPSTREAM, causal_finish=True)]
 )
 def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profile) -> None:
-    expected = audio_by_plan(rig, voice, profile, seed=3).clamp(-1, 1).numpy()
-    heard = spoken(rig, Request(TEXT, seed=3), voice, replace(profile, upstream_text=False))
+    expected = audio_by_plan(rig, voice, profile, REQUEST.seed).clamp(-1, 1).numpy()
+    heard = spoken(rig, REQUEST, voice, replace(profile, upstream_text=False))
     assert len(heard) == len(expected)
     assert np.abs(heard / 32767.0 - expected).max() < 2e-3
 
@@ -111,7 +112,7 @@ def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profil
 def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
     """Checks that the test above compares two different things."""
     one, other = (
-        spoken(rig, Request(TEXT, seed=3), profile=profile).astype(np.int32)
+        spoken(rig, REQUEST, profile=profile).astype(np.int32)
         for profile in (DEFAULT, replace(DEFAULT, causal_finish=False))
     )
     differs = np.flatnonzero(np.abs(one - other) > 100)

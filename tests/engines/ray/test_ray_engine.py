@@ -94,6 +94,7 @@ def replica_pids(app: str) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("forked_watchers")
 def test_replicas_keep_the_contract_and_speak_as_the_local_engine(cluster: RayCluster) -> None:
     with cluster.application("contract", "engines.ray.replicas=2") as replicas:
         assert len(replicas) == 2
@@ -122,6 +123,7 @@ def test_replicas_keep_the_contract_and_speak_as_the_local_engine(cluster: RayCl
         assert status.returncode == 0 and "contract: running" in status.stdout and "2 running" in status.stdout
 
 
+@pytest.mark.usefixtures("forked_watchers")
 def test_replicas_and_a_node_that_die_lose_no_sentence_and_come_back(cluster: RayCluster) -> None:
     node = cluster.add_node(4)
     with cluster.application("faults", "engines.ray.replicas=3", "engines.ray.cpus=2", *SLOW):
@@ -158,6 +160,7 @@ def test_replicas_and_a_node_that_die_lose_no_sentence_and_come_back(cluster: Ra
         run(work)
 
 
+@pytest.mark.usefixtures("forked_watchers")
 def test_replicas_are_added_under_load_and_leave_without_cutting_speech(cluster: RayCluster) -> None:
     settings = (
         "engines.ray.replicas=1", "engines.ray.max_replicas=3", "engines.ray.replica_utterances=4",

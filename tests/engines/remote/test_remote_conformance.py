@@ -12,7 +12,7 @@ from engine_servers import engine_server
 from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.remote.client import RemoteEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 
 @pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
@@ -33,8 +33,8 @@ def test_two_replicas_keep_the_contract() -> None:
 
 
 def test_hibari_keeps_the_contract_in_another_process() -> None:
-    with engine_server("engines.default=hibari") as server:
-        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]))
+    with engine_server("engines.default=hibari", "engines.hibari.workers=1") as server:
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]), Subject(n_most=6))
 
 
 def test_cosyvoice2_keeps_the_contract_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

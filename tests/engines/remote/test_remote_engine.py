@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import engine_servers
 import grpc
 import grpc.aio
 import numpy as np
@@ -21,6 +22,7 @@ import pytest
 from clean_run import until
 from conformance import joined, speak
 from engine_servers import ServerProcess, attached, engine_server, started
+from forked_process import Forks
 
 from telephony_tts.cli import main
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, TextFeed, Utterance
@@ -54,9 +56,12 @@ SLOW = ("engines.fake.rtf=1", "engines.fake.first_audio_ms=50")
 
 
 @pytest.fixture(scope="module")
-def module_server() -> Iterator[ServerProcess]:
+def module_server(server_forks: Forks) -> Iterator[ServerProcess]:
     """A server of the fake engine for tests that neither signal nor end it."""
-    with engine_server() as server:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_servers, "subprocess", server_forks)
+            server = stack.enter_context(engine_server())
         yield server
 
 
@@ -112,6 +117,7 @@ def test_the_audio_and_its_timings_are_those_of_the_engine(server: ServerProcess
     run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_mistakes_of_the_bot_keep_their_kind() -> None:
     async def work() -> None:
         async with attached(server.address) as engine:
@@ -129,6 +135,7 @@ def test_mistakes_of_the_bot_keep_their_kind() -> None:
         run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_phrases_of_a_remote_engine_can_be_kept() -> None:
     async def work() -> None:
         store = PhraseStore(10_000_000, None, 0)
@@ -338,6 +345,7 @@ def started_client(address: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", CLIENT, address], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timed
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_slots_of_a_client_that_vanished_are_free_within_a_second(how: signal.Signals) -> None:
@@ -366,6 +374,7 @@ def test_the_slots_of_a_client_that_vanished_are_free_within_a_second(how: signa
 # ------------------------------------------------------------- a failing server
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_server_that_is_killed_ends_its_utterances_and_is_used_again() -> None:
     with engine_server(*SLOW) as server:
         address = server.address
@@ -393,6 +402,7 @@ def test_a_server_that_is_killed_ends_its_utterances_and_is_used_again() -> None
         run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_sentence_waits_while_the_server_is_started_again() -> None:
     with engine_server() as server:
 
@@ -408,6 +418,7 @@ def test_a_sentence_waits_while_the_server_is_started_again() -> None:
         run(work)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timed
 def test_a_server_that_stops_is_not_ready_then_lost_and_cancel_does_not_wait_for_it() -> None:
     async def work() -> None:
@@ -454,6 +465,7 @@ def test_a_server_drains_on_sigterm() -> None:
         run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_another_replica_speaks_when_one_is_killed_before_its_first_audio() -> None:
     with engine_server("engines.fake.first_audio_ms=60000") as slow, engine_server() as quick:
 
@@ -471,6 +483,7 @@ def test_another_replica_speaks_when_one_is_killed_before_its_first_audio() -> N
         run(work)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timed
 def test_another_replica_speaks_when_one_is_late() -> None:
     with engine_server("engines.fake.first_audio_ms=60000") as late, engine_server() as quick:
@@ -548,6 +561,7 @@ def test_a_sentence_that_crosses_with_a_drain_goes_to_another_replica(tmp_path: 
     run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_replica_that_is_removed_finishes_what_it_speaks() -> None:
     with engine_server(*SLOW) as one, engine_server() as two:
 
@@ -789,6 +803,7 @@ def test_a_client_that_sends_garbage_is_refused_and_others_go_on(
     run(work)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_token_is_demanded_and_compared() -> None:
     async def work() -> None:
         for token, why in ((None, "the token is wrong"), ("other", "the token is wrong")):
@@ -853,6 +868,7 @@ def test_wrong_use_is_one_clear_error(arguments: tuple[str, ...], why: str, caps
     assert why in stderr and "Traceback" not in stderr, stderr
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_address_in_use_is_refused_and_a_stale_socket_is_not() -> None:
     with engine_server() as server:
         ended = cli("engine", "serve", "--set", "engines.default=fake", "--listen", server.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from speaking import (
     Watched,
     check_all,
     say_all,
+    spoken,
 )
+from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
@@ -121,64 +124,66 @@ def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[P
     for nth in (0, 3):
         runner = Faulty(rig, "decode", nth, None, RuntimeError("out of memory"))
         stepped = Stepped(rig, runner=runner)
-        keys = say_all(stepped)
+        keys = say_all(stepped, 3)
         runner.is_on = True
         stepped.run()
         assert runner.n_raised == 1
-        check_all(stepped, keys, alone)
+        check_all(stepped, keys, alone[:3])
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode", "begin", "flow", "vocode", "close"])
-@pytest.mark.parametrize(("kind", "reason"), [(RuntimeError, "out of memory"), (EngineError, "no room")])
-def test_a_stream_that_cannot_be_computed_fails_alone(
-    rig: Rig, alone: list[Pcm], stage: str, kind: type[Exception], reason: str
-) -> None:
+def test_a_stream_that_cannot_be_computed_fails_alone(rig: Rig, alone: list[Pcm], stage: str) -> None:
     """In any batch and for any reason. Its slot can be used again."""
-    for nth in (0, 1):
-        error = kind(reason)
-        runner = Faulty(rig, stage, nth, 1, error)
-        stepped = Stepped(rig, runner=runner)
+    runner = Faulty(rig, stage, 0, 1, RuntimeError())
+    stepped = Stepped(rig, runner=runner)
+    for nth, error in enumerate([RuntimeError("out of memory"), EngineError("no room")]):
+        runner.n_left, runner.n_raised, runner.error = nth, 0, error
         keys = say_all(stepped, 3)
         runner.is_on = True
         stepped.run()
         for i in (0, 2):
             np.testing.assert_array_equal(stepped.pcm(keys[i]), alone[i])
         if runner.n_raised and stage != "close":
-            with pytest.raises(EngineError, match=r"out of memory|no room"):
+            with pytest.raises(EngineError, match=str(error)):
                 stepped.pcm(keys[1])
         else:
             np.testing.assert_array_equal(stepped.pcm(keys[1]), alone[1])
         assert runner.n_raised or nth
         assert stepped.is_empty()
         runner.is_on = False
-        again = stepped.say(REQUESTS[1], VOICES[1])
-        stepped.run()
-        np.testing.assert_array_equal(stepped.pcm(again), alone[1])
+    again = stepped.say(REQUESTS[1], VOICES[1])
+    stepped.run()
+    np.testing.assert_array_equal(stepped.pcm(again), alone[1])
 
 
-@pytest.mark.parametrize("n_run_ahead", [1, 4])
-@pytest.mark.parametrize("nth", [30, 31, 32])
+@pytest.mark.parametrize(
+    ("n_run_ahead", "faults"), [(1, [(0, 0), (1, 0), (2, 0)]), (4, [(0, 2), (1, 0), (2, 3)])], ids=["1", "4"]
+)
 def test_a_failed_decode_step_is_rolled_back(
-    rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch, nth: int, n_run_ahead: int
+    rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch, n_run_ahead: int, faults: list[tuple[int, int]]
 ) -> None:
-    """The sampling of one of three rows fails once. Other rows had drawn their ids, and must not draw again."""
-    sample, n_calls = rig.model.sampler.sample, 0
+    """The sampling of one of three rows fails, each row's once. A fault is a row and the number of ids that it has
+    drawn in that step. Rows before it had drawn their ids, and must not draw again."""
+    sample, left = rig.model.sampler.sample, list(faults)
+    n_drawn = Counter[tuple[int, int]]()
 
-    def once(*args: Any, **named: Any) -> Any:
-        nonlocal n_calls
-        n_calls += 1
-        ids = sample(*args, **named)
-        if n_calls == nth:
+    def fails_at_faults(logits: Tensor, slots: Sequence[int], *how: Any) -> Tensor:
+        ids = sample(logits, slots, *how)
+        n_calls, (row,) = len(runner.calls), slots
+        if runner.calls[-1] == ("decode", (0, 1, 2)) and left[:1] == [(row, n_drawn[n_calls, row])]:
+            del left[0]
             raise RuntimeError("not this time")
+        n_drawn[n_calls, row] += 1
         return ids
 
-    stepped = Stepped(rig, runner=Watched(rig, TOGETHER))
-    monkeypatch.setattr(stepped.core.runner, "n_run_ahead", n_run_ahead)
-    keys = say_all(stepped)
-    monkeypatch.setattr(rig.model.sampler, "sample", once)
+    runner = Watched(rig, TOGETHER)
+    stepped = Stepped(rig, runner=runner)
+    monkeypatch.setattr(runner, "n_run_ahead", n_run_ahead)
+    keys = say_all(stepped, 3)
+    monkeypatch.setattr(rig.model.sampler, "sample", fails_at_faults)
     stepped.run()
-    assert n_calls > nth
-    check_all(stepped, keys, alone)
+    assert left == []
+    check_all(stepped, keys, alone[:3])
 
 
 def test_a_slot_is_free_again_after_opening_it_failed(
@@ -196,9 +201,9 @@ def test_a_slot_is_free_again_after_opening_it_failed(
             with pytest.raises(EngineError, match="out of memory"):
                 stepped.pcm(key)
         assert stepped.is_empty()
-    keys = say_all(stepped)
+    keys = say_all(stepped, N_SLOTS)
     stepped.run()
-    check_all(stepped, keys, alone)
+    check_all(stepped, keys, alone[:N_SLOTS])
 
 
 def test_audio_that_cannot_be_read_ends_its_utterance_and_no_lane(
@@ -215,12 +220,12 @@ def test_audio_that_cannot_be_read_ends_its_utterance_and_no_lane(
         return read(self)
 
     stepped = Stepped(rig)
-    keys = say_all(stepped)
+    keys = say_all(stepped, 3)
     monkeypatch.setattr(Sound, "read", second_fails)
     stepped.run()
     failed = [key for key in keys if stepped.ended[key].error is not None]
     assert len(failed) == 1 and "device-side assert" in str(stepped.ended[failed[0]].error)
-    for key, expected in zip(keys, alone, strict=True):
+    for key, expected in zip(keys, alone, strict=False):
         if key not in failed:
             np.testing.assert_array_equal(stepped.pcm(key), expected)
     assert stepped.is_empty()
@@ -297,15 +302,17 @@ def test_a_voice_is_built_once_and_abandoned_with_the_last_waiting_utterance(rig
     assert sum(name == "flow" and not slots for name, slots in runner.calls) == FEW_EULER, "once, in all its steps"
 
 
-def test_more_voices_than_are_kept_ready_can_all_be_used(rig: Rig, alone: list[Pcm]) -> None:
+def test_more_voices_than_are_kept_ready_can_all_be_used(rig: Rig) -> None:
     """Each new one replaces the one not used for longest, even if an utterance still waits for that one."""
-    features = {name: rig.features["prompted"] for name in "abcde"}
+    request = Request("Yes.", 3)
+    alone = spoken(rig, request)
+    features = {name: rig.features["prompted"] for name in "abcd"}
     for widths in (None, TOGETHER):
         stepped = Stepped(rig, features=features, n_ready_voices=1, runner=Watched(rig, widths))
-        keys = [stepped.say(REQUESTS[2], name) for name in "abcdeab"]
+        keys = [stepped.say(request, name) for name in "abcda"]
         stepped.run()
         for key in keys:
-            np.testing.assert_array_equal(stepped.pcm(key), alone[2])
+            np.testing.assert_array_equal(stepped.pcm(key), alone)
         assert len(stepped.core.voices._ready) == 1 and stepped.is_empty()
 
 

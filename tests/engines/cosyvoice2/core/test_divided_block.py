@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from speaking import SENTENCE, Rig, Stepped, Watched
+from speaking import Rig, Stepped, Watched
 
 from telephony_tts.engines.cosyvoice2.core.stream import UNSIZED_SHARE, Piece, Stream
 from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
@@ -17,8 +17,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
 
-LONG = f"{SENTENCE} {SENTENCE}"
-"""Of three blocks and more: one that ends the piece is not divided."""
+LONG = "It left on Tuesday."
+"""With seed 0 of four blocks. One that ends the piece is not divided, so there must be three at least."""
 UNDIVIDED = replace(CPU, second_frames=None)
 
 
@@ -42,7 +42,7 @@ def test_the_samples_are_those_of_the_undivided_block(rig: Rig, speed: float) ->
     for profile in (CPU, UNDIVIDED):
         runner = Vocoding(rig)
         it = Stepped(rig, profile, runner=runner).have_voices("prompted")
-        it.say(Request(LONG, seed=7, speed=speed))
+        it.say(Request(LONG, seed=0, speed=speed))
         it.run()
         sounds.append(it.pcm(0).astype(int))
         n_chunks.append(sum(n > 0 for n in runner.n_frames))
@@ -57,7 +57,7 @@ def test_the_samples_are_those_of_the_undivided_block(rig: Rig, speed: float) ->
 def test_the_second_block_is_heard_in_two_parts(rig: Rig, profile: object) -> None:
     runner = Vocoding(rig)
     it = Stepped(rig, profile, runner=runner)  # type: ignore[arg-type]
-    it.say(Request(LONG, seed=7))
+    it.say(Request(LONG, seed=0))
     it.run()
     assert runner.n_frames[0] == 36 and sum(runner.n_frames) * 480 == len(it.pcm(0))
     expected = [14, 36, 50] if profile is CPU else [50, 50]
@@ -77,7 +77,7 @@ def test_a_block_that_ends_the_piece_is_not_divided(rig: Rig) -> None:
 
 def piece_of(rig: Rig, n_tokens: int) -> Piece:
     """A piece with so many ids, outside of a core."""
-    stream = Stream(Request(SENTENCE), CPU, rig.model.tokenizer, rig.model.lm.config, rig.runner.n_positions)
+    stream = Stream(Request(LONG), CPU, rig.model.tokenizer, rig.model.lm.config, rig.runner.n_positions)
     stream.voice = rig.prompt("prompted", CPU)
     assert stream.wants_slot
     piece = stream.begin(0)
@@ -124,7 +124,7 @@ def test_the_end_of_a_piece_is_priced_by_its_own_length(rig: Rig) -> None:
 def test_the_next_audio_is_priced_by_its_length(rig: Rig) -> None:
     """36 of the second block's 50 frames come after the 14 that the first audio waits for."""
     it = Stepped(rig, CPU)
-    key = it.say(Request(LONG, seed=7))
+    key = it.say(Request(LONG, seed=0))
     sizes: list[float] = []
     while (job := it.core._jobs.get(key)) is not None and len(sizes) < 12:
         work = job.pending_work(it.core.ahead, it.core.runner.n_flow_steps)

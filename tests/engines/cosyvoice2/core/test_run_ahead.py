@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from speaking import NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, spoken
+from speaking import Rig, Stepped, Watched, spoken
 
 from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.cosyvoice2.device import lm_steps
@@ -18,6 +18,9 @@ from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
+
+REQUEST = Request("It left on Tuesday.")
+"""88 ids in the voice with a prompt: of four blocks, which do not all need a multiple of `CPU_RUN_AHEAD`."""
 
 
 class Drawing(Watched):
@@ -37,7 +40,7 @@ class Drawing(Watched):
 
 def test_a_batch_draws_what_the_next_block_needs_and_no_more(rig: Rig) -> None:
     it = Stepped(rig, runner=(runner := Drawing(rig))).have_voices("prompted")
-    it.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
+    it.say(REQUEST)
     n_batches = 0
     while 0 not in it.ended:
         job = it.core._jobs[0]
@@ -48,7 +51,7 @@ def test_a_batch_draws_what_the_next_block_needs_and_no_more(rig: Rig) -> None:
             assert n_missing is not None and n == min(CPU_RUN_AHEAD, n_missing)
         n_batches = len(runner.asked)
     assert set(runner.asked) >= {1, CPU_RUN_AHEAD}
-    np.testing.assert_array_equal(it.pcm(0), spoken(rig, Request(f"{SENTENCE} {NEIGHBOUR}", 3)))
+    np.testing.assert_array_equal(it.pcm(0), spoken(rig, REQUEST))
 
 
 def test_nothing_is_drawn_after_the_end_of_speech(rig: Rig) -> None:
@@ -71,12 +74,12 @@ def test_nothing_is_drawn_after_the_end_of_speech(rig: Rig) -> None:
 
 def test_a_batch_ends_soon_where_an_id_takes_long(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a stream that is cancelled or more urgent does not wait for several slow ids."""
-    whole = spoken(rig, Request(NEIGHBOUR, 3))
+    whole = spoken(rig, REQUEST)
     ticks = itertools.count(0, 30 * NS_PER_MS)
     monkeypatch.setattr(lm_steps, "monotonic_ns", lambda: next(ticks))
     monkeypatch.setattr(lm_steps, "MOST_AHEAD_NS", 50 * NS_PER_MS)
     it = Stepped(rig, runner=(runner := Drawing(rig))).have_voices("prompted")
-    it.say(Request(NEIGHBOUR, 3))
+    it.say(REQUEST)
     it.run()
     assert max(runner.asked) == CPU_RUN_AHEAD and max(runner.drawn) == 2
     np.testing.assert_array_equal(it.pcm(0), whole)

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 REQUESTS = [
     Request("Thank you for calling us today. Your parcel left the depot on Tuesday.", 2),
-    Request("It left on Tuesday.", 1, speed=1.3),
-    Request("Yes.", 3, instruct="Speak slowly."),
+    Request("It left on Tuesday.", 0, speed=1.3),
+    Request("Yes.", 1, instruct="Speak slowly."),
 ]
 VOICES = ("first", "second", "first")
 

@@ -34,19 +34,23 @@ pytestmark = pytest.mark.slow
 SENTENCE, NEIGHBOUR = BRIEF.sentence, BRIEF.neighbour
 REQUESTS = [
     Request(SENTENCE, 1),
-    Request(NEIGHBOUR, 2, speed=1.3),
+    Request(SENTENCE, 0, speed=1.3),
     Request("Yes.", 3),
-    Request(f"{NEIGHBOUR} {SENTENCE}", 4),
-    Request(SENTENCE, 5, speed=0.8),
-    Request(" ".join([NEIGHBOUR] * 3), 6),
+    Request("Thank you. It left.", 4),
+    Request(SENTENCE, 3, speed=0.8),
+    Request(NEIGHBOUR, 1),
     Request(SENTENCE, 7, instruct="Speak like an old friend."),
 ]
+"""With seeds for which speech is short. The third is of one block, the others of two."""
 
 
 def build_voices(stepped: Stepped) -> None:
-    """Both, in the steps of the core."""
-    for voice in VOICES:
-        stepped.say(Request("no"), voice)
+    """Both, in the steps of the core. What was to be said in them is cancelled."""
+    keys = [stepped.say(Request("no"), voice) for voice in VOICES]
+    while len(stepped.began) < len(keys):
+        assert stepped.core.step()
+    for key in keys:
+        stepped.cancel(key)
     stepped.run()
 
 

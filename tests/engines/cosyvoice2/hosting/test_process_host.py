@@ -29,7 +29,8 @@ from telephony_tts.errors import EngineError, EngineUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
-LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
+LONG = f"{SENTENCE} {NEIGHBOUR}"
+"""Eight seconds of audio, of which a process makes two ahead of its listener."""
 
 
 def fds() -> int:
@@ -64,6 +65,7 @@ def started(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], 
     return asyncio.run(run())
 
 
+@pytest.mark.usefixtures("forks")
 def test_it_keeps_the_contract(model_dir: Path) -> None:
     before = children()
     assert_keeps_the_contract(
@@ -72,6 +74,7 @@ def test_it_keeps_the_contract(model_dir: Path) -> None:
     assert children() == before
 
 
+@pytest.mark.usefixtures("forks")
 def test_it_says_what_it_says_in_a_thread(model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The same samples and timings, also of text that comes while it is spoken; and nothing on its standard error."""
 
@@ -233,6 +236,7 @@ def test_one_that_dies_of_a_signal_without_a_name_ends_its_utterances(
     assert f"signal {number}" in caplog.text and "Traceback" not in caplog.text
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_loading_error_is_reported_as_in_a_thread(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path)
     (tmp_path / "flow.pt").unlink()

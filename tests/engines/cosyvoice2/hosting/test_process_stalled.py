@@ -1,4 +1,4 @@
-"""A real engine process that is stopped or computes one step for long, and how the host reacts."""
+"""An engine process that is stopped or computes one step for long, and how the host reacts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from typing import Any
 import pytest
 from conformance import joined, speak
 from engine_child import is_alive
+from forked_process import HELD, Hold
 from service_rig import WAIT_S, host_of, started, until
+from slow_engine_process import STEP_S, slow_child
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.cosyvoice2.hosting import engine_process, process_host
+from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("few_steps", "forks")]
 
-LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
-STALL_S = 4.0
+LONG = f"{SENTENCE} {NEIGHBOUR}"
+"""Eight seconds of audio, of which a process makes two ahead of its listener."""
+STALL_S, SHORT_STALL_S = 4.0, 2.3
 NOTICED_S = 3.0
 """A stop is detected within this time: 2 s of silence, and the time between checks."""
 
@@ -141,8 +144,7 @@ def test_a_long_step_is_not_taken_for_a_hang(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """One step takes longer than `stall_s`, and another thread sends heartbeats."""
-    child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
-    monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", f"sys.argv[1]), {how!r}"))
+    monkeypatch.setattr(process_host, "_CHILD", slow_child(how))
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         begun_s = time.monotonic()
@@ -151,10 +153,10 @@ def test_a_long_step_is_not_taken_for_a_hang(
             assert engine.stats().is_ready, "it was taken for stalled"
             await asyncio.sleep(0.02)
         assert len(joined(await speaking)) > 12_000
-        assert time.monotonic() - begun_s > 4.0, "the step was long"
+        assert time.monotonic() - begun_s > STEP_S > SHORT_STALL_S + 0.5, "the step was long"
         assert host_of(engine).pid == pid
 
-    used(model_dir, use, stall_s=2.5)
+    used(model_dir, use, stall_s=SHORT_STALL_S)
     assert "said nothing" not in caplog.text and "process failed" not in caplog.text
 
 
@@ -162,8 +164,7 @@ def test_a_step_without_an_end_is_replaced_by_its_own_limit(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lane is stuck while the heartbeats continue."""
-    child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
-    monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", "sys.argv[1]), 'numpy'"))
+    monkeypatch.setattr(process_host, "_CHILD", slow_child("numpy"))
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         with pytest.raises(EngineError, match="started again") as error:
@@ -176,14 +177,19 @@ def test_a_step_without_an_end_is_replaced_by_its_own_limit(
     assert "said nothing" not in caplog.text
 
 
-def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(model_dir: Path) -> None:
+def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one under way ends with when to come again; one asked for meanwhile is spoken; one given up is gone at
     once."""
+    monkeypatch.setenv(HELD, str(tmp_path / "held"))
+    hold = Hold(tmp_path / "held")
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
         stream = engine.synthesize(Utterance("a", LONG))
         await anext(stream)
+        hold.begin()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="started again") as error:
             await rest_of(stream)
@@ -199,6 +205,7 @@ def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(model_d
         given_up.cancel()
         await asyncio.wait([given_up])
         assert engine.stats().n_queued == 2 and not engine.stats().is_ready, "it is gone before the engine is back"
+        hold.end()
         await until(lambda: engine.stats().is_ready, "it is back")
         back_ms = 1000 * (time.monotonic() - begun_s)
         assert 0.2 * hint_ms < back_ms < 5 * hint_ms + 1000, "the hint was of the right size"
@@ -213,8 +220,7 @@ def test_a_process_whose_lane_has_failed_is_replaced(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its heartbeats would continue, and no step would ever be made."""
-    child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
-    monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", "sys.argv[1]), 'fail'"))
+    monkeypatch.setattr(process_host, "_CHILD", slow_child("fail"))
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         with pytest.raises(EngineError, match="started again") as error:

@@ -19,6 +19,7 @@ from flow_paged import (
     assert_near,
     backend_of,
     begin_first_blocks,
+    flow_without_pages,
     n_free,
     paged_flow,
     pages_of,
@@ -52,7 +53,7 @@ def inference() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def wanted() -> list[Tensor]:
     """The mels of `InterleavedCalls`, each call by itself."""
-    flow = small_flow(n_steps=N_STEPS)
+    flow = flow_without_pages()
     return [alone(flow, n_prompt, n_blocks, seed) for seed, (n_prompt, n_blocks, _) in enumerate(CALLS)]
 
 
@@ -93,7 +94,8 @@ def test_voices_are_built_in_batches_with_streams(pretence: Pretence, monkeypatc
 
 
 def test_two_blocks_of_a_stream_share_a_batch_one_step_apart() -> None:
-    plain, flow = small_flow(n_steps=N_STEPS), paged_flow("cpu")
+    """With more layers than in the other tests."""
+    plain, flow = small_flow(n_steps=N_STEPS), paged_flow("cpu", few_layers=False)
     ours, theirs, other = call(flow, 53, 1), call(plain, 53, 1), call(flow, 30, 2)
     news = [chunk(plain, theirs, 1, 1), (end(plain, 2, 50), end(plain, 3, 3))]
     first = begin(flow, ours, *news[0])
@@ -144,7 +146,7 @@ def test_streams_with_pasts_of_different_lengths_share_an_encoder_pass(
 
 def test_blocks_that_are_too_long_for_a_batch_go_alone(wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """So does a whole sentence, in which all frames see all others."""
-    flow, plain = paged_flow("cpu"), small_flow(n_steps=N_STEPS)
+    flow, plain = paged_flow("cpu"), flow_without_pages()
     monkeypatch.setattr(device_backend, "PAGES", (1, 2))
     monkeypatch.setattr(device_backend, "MOST_FRAMES", 100)
     calls = InterleavedCalls(flow)

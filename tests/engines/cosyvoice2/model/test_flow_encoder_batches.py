@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from flow_calls import CALLS, InterleavedCalls, alone, chunk, voice
-from flow_paged import N_STEPS, CountedGraphs, assert_near, backend_of, paged_flow, pages_of
-from freeze_flow import small_flow
+from flow_paged import CountedGraphs, assert_near, backend_of, flow_without_pages, paged_flow, pages_of
 from plain_flow import prompt_of
 from pretend_device import Pretence
 from torch import Tensor
@@ -83,7 +82,7 @@ def test_all_blocks_but_last_ones_have_a_recorded_shape(profile: Profile) -> Non
 def test_whole_calls_equal_each_call_on_a_cpu(pretence: Pretence) -> None:
     """Of recorded passes, and of last blocks and blocks of 50 tokens, which are not recorded."""
     with _disable_current_modes():  # type: ignore[no-untyped-call]
-        plain = small_flow(n_steps=N_STEPS)
+        plain = flow_without_pages()
         wanted = [alone(plain, n_prompt, n_blocks, seed) for seed, (n_prompt, n_blocks, _) in enumerate(CALLS)]
     flow, graphs = recorded_flow(pretence)
     for ours, theirs in zip(InterleavedCalls(flow).speak(), wanted, strict=True):
@@ -98,7 +97,7 @@ def test_ends_are_recorded_as_well(pretence: Pretence, monkeypatch: pytest.Monke
         assert is_last and n_known - n_out in END_TOKENS
     monkeypatch.setattr(device_backend, "END_TOKENS", range(11, 14))
     with _disable_current_modes():  # type: ignore[no-untyped-call]
-        plain = small_flow(n_steps=N_STEPS)
+        plain = flow_without_pages()
         wanted = [encoded_end(plain, n_tokens) for n_tokens in (12, 20)]
     flow, graphs = recorded_flow(pretence, 2)
     assert_near(encoded_end(flow, 12), wanted[0])
@@ -120,7 +119,7 @@ def encoded_end(flow: Flow, n_tokens: int) -> Tensor:
 def test_streams_with_different_pasts_share_recorded_passes(pretence: Pretence) -> None:
     """Their pasts grow from one shape to the next, and beyond all that were recorded. Other passes give the same."""
     with _disable_current_modes():  # type: ignore[no-untyped-call]
-        wanted = encoded(small_flow(n_steps=N_STEPS), 3)
+        wanted = encoded(flow_without_pages(), 3)
     flow, graphs = recorded_flow(pretence)
     for of_device in (encoded(flow, 3), encoded(paged_flow(), 3)):
         for mus, others in zip(of_device, wanted, strict=True):

@@ -36,7 +36,7 @@ def few_int8() -> Flow:
 
 MODELS: dict[str, Callable[[], Flow]] = {
     "float32": lambda: small_flow(n_steps=FEW_STEPS),
-    "bfloat16": lambda: small_flow(torch.bfloat16, FEW_STEPS),
+    "bfloat16": lambda: small_flow(torch.bfloat16, FEW_STEPS, few_layers=True),
     "int8": few_int8,
 }
 
@@ -86,7 +86,7 @@ def test_a_calls_bits_do_not_depend_on_other_calls(name: str) -> None:
 
 
 def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
-    flow = small_flow(n_steps=FEW_STEPS)
+    flow = small_flow(n_steps=FEW_STEPS, few_layers=True)
     wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
     streams = [call(flow, 27, seed) for seed in range(3)]
     blocks = [begin(flow, s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
@@ -112,7 +112,7 @@ def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
 
 def test_two_blocks_of_a_stream_are_stepped_in_their_order() -> None:
     """In every order that `may_step` allows, the bits are those of one block after the other."""
-    flow = small_flow(n_steps=FEW_STEPS)
+    flow = small_flow(n_steps=FEW_STEPS, few_layers=True)
     hops = (20, 25, 25, 9)
     tokens = ids(sum(hops), 1)
 
@@ -187,7 +187,7 @@ def test_two_blocks_of_a_stream_cannot_begin_in_one_call() -> None:
 
 def test_if_one_of_several_blocks_cannot_begin_none_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder fails at the third block. All three then begin with the bits that each has alone."""
-    flow = small_flow(n_steps=FEW_STEPS)
+    flow = small_flow(n_steps=FEW_STEPS, few_layers=True)
     wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
     streams = [call(flow, 27, seed) for seed in range(3)]
     mels = [extend(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]

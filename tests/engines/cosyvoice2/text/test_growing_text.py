@@ -84,11 +84,11 @@ def trickled(rig: Rig, voice: str, request: Request, pieces: list[str], order: r
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_audio_does_not_depend_on_when_text_comes(talkative: Rig, voice: str) -> None:
     """At once, or word by word at any time."""
-    first, *rest = words(SENTENCE)
+    first, *rest = words("Thank you for calling, how can I help?")
     request = Request(first, 7, grows=True)
     at_once = given(talkative, voice, request, "".join(rest))
     assert len(at_once) > 24_000
-    for i in range(4):
+    for i in range(3):
         np.testing.assert_array_equal(trickled(talkative, voice, request, rest, random.Random(i)), at_once)
     assert n_empty(talkative.model.cache) == N_SLOTS
 
@@ -155,7 +155,7 @@ def test_little_is_held_back_while_it_waits(talkative: Rig) -> None:
     stepped = Stepped(talkative)
     key = stepped.say(Request("", 2, grows=True), "preset")
     n_heard = n_waits = most = 0
-    pieces = words(f"{TEXT} {TEXT} {TEXT}")
+    pieces = words(f"{TEXT} {TEXT}")
     while key not in stepped.ended:
         stepped.run()
         n_heard = len(pcm(stepped.heard[key]))
@@ -164,7 +164,7 @@ def test_little_is_held_back_while_it_waits(talkative: Rig) -> None:
         n_waits += 1
         most = max(most, int(talkative.model.sampler.n_drawn[0]) - n_heard // 960)
         stepped.push(key, pieces.pop(0) if pieces else "", last=not pieces)
-    assert n_heard > 10 * 24_000 and n_waits > 20
+    assert n_heard > 6 * 24_000 and n_waits > 20
     assert most <= 25 + 3 + 10 + n_heard // 960 // 15, "fill ids are drawn and not heard"
 
 
@@ -280,12 +280,13 @@ def test_whole_sentences_do_not_wait_for_growing_ones(rig: Rig) -> None:
     slow = stepped.say(Request("Well", grows=True), "preset")
     stepped.run()
     assert stepped.began == [slow] and n_empty(rig.model.cache) >= N_SLOTS - 1
-    late = stepped.say(Request(TEXT[:9], 6, grows=True), "preset")
-    for text in (TEXT[9:20], TEXT[20:]):
+    whole_text = "Thank you for calling. It left."
+    late = stepped.say(Request(whole_text[:9], 6, grows=True), "preset")
+    for text in (whole_text[9:20], whole_text[20:]):
         stepped.run()
         assert stepped.began == [slow] and stepped.core.slots.n_free == N_SLOTS - 1
         stepped.push(late, text)
-    whole = stepped.say(Request(TEXT, 6), "preset")
+    whole = stepped.say(Request(whole_text, 6), "preset")
     stepped.run()
     assert stepped.began == [slow, whole] and whole in stepped.ended
     stepped.push(late, "", last=True)
