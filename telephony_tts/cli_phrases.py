@@ -25,6 +25,8 @@ EXAMPLES = """examples:
 
 Give the configuration of the server: a phrase is found again only with the same engine, voice and settings.
 """
+DISK_S = 30.0
+"""How long `warm` waits for a slow disk before it speaks a phrase again. No caller waits for it."""
 FLAGS = {
     "phrases.folder": "--folder",
     "engines.default": "--engine",
@@ -103,6 +105,7 @@ async def _spoken(settings: Config, phrases: list[tuple[int, str]]) -> tuple[int
 
     store = app.phrase_store(settings)
     store.writes_at_once = True
+    store.wait_s = DISK_S
     catalog, speech = app.build_catalog(settings, store), app.session_settings(settings)
     n_failed = 0
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -174,6 +175,26 @@ def test_a_part_is_not_begun_with_too_little_time_left(tmp_path: Path) -> None:
     assert results.statuses()["0"]["status"] == "skipped" and "call again to go on" in told[0]
 
 
+def test_a_part_ends_with_a_check_that_is_stopped_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal's exception comes inside of `Popen.wait`, which then keeps its lock."""
+    pids: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            assert not pids, "it would wait for ever"
+            pids.append(self.pid)
+            raise SystemExit(143)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    parts, command = parts_of("import time; time.sleep(60)")
+    with pytest.raises(SystemExit):
+        run_parts(parts, command, ResultFile(tmp_path / "r.jsonl"), 60.0, [].append)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], os.WNOHANG)
+
+
 def test_a_check_that_is_stopped_goes_on_with_the_next_call(tmp_path: Path) -> None:
     """Stopped in its second part, of which a unit is done. Nothing is left running."""
     flags = ["--device", "pretend", "--size", "tiny", "--plan", "quick", "--only", "equality"]
@@ -181,11 +202,14 @@ def test_a_check_that_is_stopped_goes_on_with_the_next_call(tmp_path: Path) -> N
     results = ResultFile(tmp_path / "out" / "results.jsonl")
     command = [sys.executable, str(ROOT / "tests" / "gpu_rehearsal.py"), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        while results.result("equality", "tokens") is None:
-            assert running.poll() is None
-            time.sleep(0.02)
-        running.send_signal(signal.SIGTERM)
-        shown, _ = running.communicate(timeout=60)
+        try:
+            while results.result("equality", "tokens") is None:
+                assert running.poll() is None
+                time.sleep(0.02)
+            running.send_signal(signal.SIGTERM)
+            shown, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 143 and "# GPU check" in shown, "the page has what there is"
     n_lines = len(results.lines())
     assert "equality" not in results.statuses() and results.result("equality", "engine") is None

@@ -378,7 +378,7 @@ class Bridge(NativeMedia):
 
     lead_ms = 60
     most_late_ms, heard_late_ms = 60, 40
-    most_error_ms = PTIME_MS + heard_late_ms
+    most_error_ms = most_lost_ms = PTIME_MS + heard_late_ms
 
     def __init__(self, call: str = "c1", codec: str = "pcm", rate_hz: int = 8000) -> None:
         super().__init__(call, codec, rate_hz)

@@ -72,7 +72,15 @@ def _run(command: Sequence[str], limit_s: float) -> str:
         return "overran"
     finally:
         _signal(process, signal.SIGKILL)
-        process.wait()
+        _reap(process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process. `Popen.wait` would wait for ever if the exception of a signal's handler came while
+    it held its lock, between taking it and the `try` that gives it back."""
+    if process.returncode is None:
+        with suppress(ChildProcessError):
+            process.returncode = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

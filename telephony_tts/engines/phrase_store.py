@@ -49,7 +49,6 @@ _N_DIGEST = 16
 _CHUNK_BYTES, _TIMING_BYTES = 400, 120
 """About what a chunk and a timing need besides the samples."""
 _WAIT_S = 0.1
-"""How long speech waits for the disk. Then the phrase is synthesised."""
 _CLOSE_S = 5.0
 _MOST_JOBS = 64
 """The most reads, and the most writes, that may wait."""
@@ -118,6 +117,8 @@ class PhraseStore:
         self.folder = folder
         self._disk_bytes = disk_bytes
         self.writes_at_once = writes_at_once
+        self.wait_s = _WAIT_S
+        """How long speech waits for the disk. Then the phrase is synthesised."""
         self.n_found: Counter[str] = Counter()
         self.n_bytes = 0
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -229,7 +230,7 @@ class PhraseStore:
         self._n_reads += 1
         reading = asyncio.get_running_loop().run_in_executor(reader, self._read, disk, key)
         reading.add_done_callback(self._has_read)
-        done, _ = await asyncio.wait((reading,), timeout=_WAIT_S)
+        done, _ = await asyncio.wait((reading,), timeout=self.wait_s)
         phrase = reading.result() if done else None
         if phrase is not None:
             self._remember(key, phrase, is_on_disk=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -14,6 +15,7 @@ from websockets.asyncio.client import connect
 
 from telephony_tts import app, config, metrics
 from telephony_tts.cli import main as command_line
+from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.transport.server import Server
@@ -64,8 +66,10 @@ def say(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "say", "text": text, **more}
 
 
-def test_a_server_finds_what_was_warmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("diskcache")
+def test_a_server_finds_what_was_warmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diskcache = pytest.importorskip("diskcache")
     phrases = ["Thank you for calling, please hold the line. We will be with you soon.", "Goodbye!", "It is 5 o'clock."]
     file, kept = tmp_path / "phrases.txt", str(tmp_path / "kept")
     file.write_text("# greetings\n\n" + "\n".join(phrases) + "\n", encoding="utf-8")
@@ -75,12 +79,21 @@ def test_a_server_finds_what_was_warmed(tmp_path: Path, capsys: pytest.CaptureFi
     assert command_line(warm) == 0
     n = int(capsys.readouterr().out.split(" made")[0].split()[-1])
     assert n >= 3
-    assert command_line(warm) == 0
+    get = diskcache.Cache.get
+
+    def get_late(*of: Any, **how: Any) -> Any:
+        time.sleep(0.3)
+        return get(*of, **how)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(diskcache.Cache, "get", get_late)
+        assert command_line(warm) == 0
     assert f"0 made, {n} were there, 1 not kept" in capsys.readouterr().out
     assert command_line(["phrases", "stats", "--folder", kept]) == 0
     assert capsys.readouterr().out.startswith(f"fake/tone                      {n:>7}\n{n} sentences, ")
 
     before = found()
+    monkeypatch.setattr(phrase_store, "_WAIT_S", 5.0)
     on = settings(phrases__enabled=True, phrases__folder=kept)
     turns = asyncio.run(served(on, *map(say, phrases), say("Goodbye!"), say("Goodbye!", private=True)))
     got = {what: found()[what] - before[what] for what in before}
