@@ -411,6 +411,8 @@ def test_the_waterfall_of_an_interrupted_turn_has_all_stages_and_the_interruptio
             await shown.until("document.querySelectorAll('.turn .heard').length > 2", within_s=15)
             await shown.press("Space")
             await shown.until("document.querySelector('.turn .unheard') !== null")
+            # The audio thread tells of the silence by itself, maybe after the server's answer.
+            await shown.until("document.querySelector('#figures').textContent.includes('key → silence')")
             rows = await table(shown)
             stages = {name: float(rows[name][0]) for name in SERVER_STAGES}
             assert 140 < stages["engine → first audio"] < 400 and "the server, to its first frame" not in rows
