@@ -95,8 +95,8 @@ def main() -> None:
 
 
 def _speeds(seconds: float, n_read: int, width: int, *flags: str) -> dict[str, float]:
-    """Giga-products (GMAC) and gigabytes a second. A product is a multiplication with its addition. `flags`: for the
-    compiler; with less optimisation it takes half of ten seconds."""
+    """Giga-products (GMAC) and gigabytes a second. A product is a multiplication with its addition. `flags`: more
+    of the compiler's."""
     x = torch.randn(ROWS, width)
     weight = torch.randn(width, width) / width**0.5
     quantised = Int8Linear(Linear(weight, None))

@@ -96,7 +96,6 @@ def preloaded(
     `have_forks`: an engine's process that such a child starts is forked too. `python`: another one than this, which
     finds its own packages and what is in this checkout.
     """
-    global _n_in_use
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here = Path(__file__).resolve().parent
     path = [str(here), *(sys.path if python is None else [str(here.parent)])]
@@ -106,9 +105,7 @@ def preloaded(
             [str(python or sys.executable), "-P", "-c", program, str(theirs.fileno()), " ".join(modules), *path],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
         )  # fmt: skip
-    _n_in_use += 1
-    # Orphans below this process become its children, and so what the other process has forked.
-    _be_subreaper(True)
+    adopt_orphans(1)
     forks = Forks(ours, have_forks=have_forks)
     try:
         # The imports must not be in the time that the first child takes: tests judge how long a start takes.
@@ -117,8 +114,7 @@ def preloaded(
     finally:
         forks.close()
         status = process.wait(60)
-        _n_in_use -= 1
-        _be_subreaper(_n_in_use > 0)
+        adopt_orphans(-1)
     assert status == 0
 
 
@@ -135,8 +131,12 @@ class Hold:
         self._file.unlink()
 
 
-def _be_subreaper(is_one: bool) -> None:
-    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0) == 0
+def adopt_orphans(more: int) -> None:
+    """Orphans below this process become its children, and so what a process with the imports has forked. `more`: 1 if
+    there is one more such process, -1 if there is one less."""
+    global _n_in_use
+    _n_in_use += more
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(_n_in_use > 0), 0, 0, 0) == 0
 
 
 # ------------------------------------------------------------------------ the process
@@ -185,7 +185,7 @@ def _is_to_fork_engines(fds: Sequence[int]) -> bool:
     from telephony_tts.engines.cosyvoice2.hosting import process_host
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    _be_subreaper(True)
+    adopt_orphans(1)
     if os.fork() == 0:
         ours.close()
         for each in fds:  # a pipe among them ends with the server

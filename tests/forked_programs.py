@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -35,6 +34,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from forked_process import FREE_FD, MOST_BYTES, adopt_orphans
+
 PROGRAM = """
 import sys
 own = list(sys.path)
@@ -46,10 +47,6 @@ SERVER = (
     "telephony_tts.cli", "telephony_tts.app", "telephony_tts.http_api.asgi", "anyio._backends._asyncio", "av", "uvloop",
 )  # fmt: skip
 """What the command line and its server import, but for onnxruntime, whose import starts a thread."""
-MOST_BYTES = 1 << 17
-PR_SET_CHILD_SUBREAPER = 36
-FREE_FD = 500
-"""Files are moved here first: the number that one shall have may be another's."""
 _Popen = subprocess.Popen
 
 
@@ -57,8 +54,7 @@ class ForkedPrograms:
     """The process that has imported `modules`, found also in `folders`. It serves several threads."""
 
     def __init__(self, modules: Sequence[str], *, folders: Sequence[str] = (), forks_too: bool = False) -> None:
-        # Orphans below this process become its children, and so what the other process has forked.
-        _be_subreaper(True)
+        adopt_orphans(1)
         self._lock = threading.Lock()
         self._forks_too = forks_too
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,7 +72,7 @@ class ForkedPrograms:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._socket.close()
         assert self._process.wait(60) == 0
-        _be_subreaper(False)
+        adopt_orphans(-1)
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         """`subprocess.run` for a program that may be forked; it needs no `check`."""
@@ -145,10 +141,6 @@ def _popen_with(fork: Fork) -> type[subprocess.Popen[Any]]:
 def _is_program(words: list[str]) -> bool:
     """Whether a command of Python is a script or a module."""
     return (len(words) > 2 and words[1] == "-m") or (len(words) > 1 and words[1].endswith(".py"))
-
-
-def _be_subreaper(is_one: bool) -> None:
-    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0) == 0
 
 
 # ------------------------------------------------------------------------ the process

@@ -1,10 +1,12 @@
-"""The processes that check recordings and make voices, forked from one that has imported PyTorch (`forked_process`)."""
+"""The processes that check recordings and make voices, forked from one that has imported PyTorch (`forked_process`).
+
+The `conftest.py` of a folder whose tests make voices imports both fixtures.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from forked_asyncio import forking
@@ -13,13 +15,16 @@ from forked_process import Forks, preloaded
 _ENGINE = "telephony_tts.engines.cosyvoice2"
 
 
-@contextmanager
-def preloaded_makers() -> Iterator[Forks]:
+@pytest.fixture(scope="module")
+def maker_forks() -> Iterator[Forks]:
     """A process with the imports of a voice maker's."""
     modules = (f"{_ENGINE}.hosting.voice_maker_process", f"{_ENGINE}.voices.enrolment", "av", "soundfile")
     with preloaded(*modules, environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) as forks:
         yield forks
 
 
-def fork_makers(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", forking(forks, "voice_maker_process"))
+@pytest.fixture
+def forked_makers(maker_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that make voices are forked from one that has imported PyTorch. Without this fixture they are real
+    ones: for tests that judge their start or their end."""
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", forking(maker_forks, "voice_maker_process"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import served
 from forked_process import Forks, preloaded
-from forked_voice_makers import fork_makers, preloaded_makers
+from forked_voice_makers import forked_makers, maker_forks  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -25,19 +25,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return cert, key
-
-
-@pytest.fixture(scope="module")
-def maker_forks() -> Iterator[Forks]:
-    with preloaded_makers() as forks:
-        yield forks
-
-
-@pytest.fixture
-def forked_makers(maker_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that make voices are forked from one that has imported PyTorch. Without this fixture they are real
-    ones: for tests that judge their start or their end."""
-    fork_makers(maker_forks, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ def test_the_library_that_detects_voices_is_there_before_a_call(processes: int) 
         pids = _children(served.pid) if processes > 1 else [served.pid]
         assert len(pids) >= processes
         for pid in pids:
-            assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+            command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+            assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"), command
 
 
 def _children(pid: int) -> list[int]:

@@ -36,7 +36,7 @@ def main() -> int:
 def _forks_of_this_process() -> Forks | None:
     """The process that forks this one's fronts. It is forked now, as later this one has an event loop and threads.
     None in such a front, when it has ended."""
-    forked_process._be_subreaper(True)
+    forked_process.adopt_orphans(1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()

@@ -192,7 +192,7 @@ def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path, fork
         assert server.logged("move_failed")[0]["why"]
 
 
-def test_fronts_end_when_their_supervisor_is_killed(short: Path, forks: Forks) -> None:
+def test_fronts_end_when_their_supervisor_is_killed(short: Path) -> None:
     with front_server(short) as server:
         pids = list(server.pids.values())
         server.served.kill()
@@ -203,7 +203,7 @@ def test_fronts_end_when_their_supervisor_is_killed(short: Path, forks: Forks) -
         assert len(server.logged("supervisor_gone")) == 2
     left = list((short / "runtime").iterdir())
     assert len(left) == 1, "nobody could remove it"
-    with front_server(short, forks=forks) as server:
+    with front_server(short) as server:
         assert list((short / "runtime").iterdir()) == [server.runtime] and server.runtime != left[0]
 
 
@@ -242,8 +242,8 @@ def test_the_whole_server_drains_without_cutting_a_turn(short: Path) -> None:
         assert not server.logged("front_ended") and server.log[-1]["event"] == "stopped"
 
 
-def test_a_second_signal_ends_all_fronts_at_once(short: Path, forks: Forks) -> None:
-    with front_server(short, "server.drain_s=60", forks=forks) as server:
+def test_a_second_signal_ends_all_fronts_at_once(short: Path) -> None:
+    with front_server(short, "server.drain_s=60") as server:
 
         async def main() -> None:
             bots = await two_fronts_speak(server)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked_process import Forks
-from forked_voice_makers import fork_makers, preloaded_makers
+from forked_voice_makers import forked_makers, maker_forks  # noqa: F401
 
 for folder in ("e2e", "fronts"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
@@ -31,16 +30,3 @@ def devtools() -> Iterator[str]:
 
     with chromium() as address, recorder_served():
         yield address
-
-
-@pytest.fixture(scope="module")
-def maker_forks() -> Iterator[Forks]:
-    with preloaded_makers() as forks:
-        yield forks
-
-
-@pytest.fixture
-def forked_makers(maker_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that make voices are forked from one that has imported PyTorch. Without this fixture they are real
-    ones: for tests that judge their start or their end."""
-    fork_makers(maker_forks, monkeypatch)
