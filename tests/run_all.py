@@ -1,8 +1,9 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
-There are three passes, by the marks of the tests, one after the other. First the unmarked tests, in one process more
-than there are cores, because a `slow` test often waits. Then the tests marked `timed`, which judge the clock and mostly
-wait. Tests marked `alone` judge the clock or the machine and compute much; they run one at a time.
+There are three passes, by the marks of the tests. The tests marked `timed` judge the clock and mostly wait; several run
+at a time. Then come those marked `alone`, one at a time: they judge the clock or the machine, and compute much. The
+unmarked tests run beside both, in the time that both leave over, if the machine can do that (`leftover_time.py`), and
+otherwise first. They run in one process more than there are cores, because a `slow` test often waits.
 
 A test that failed runs once more at the end, when nothing else does, and that verdict counts: tests take each other's
 CPU time, which no user's machine does. The report lists these tests.
@@ -16,8 +17,11 @@ import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+from leftover_time import Enter, way_to_yield
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
@@ -36,12 +40,29 @@ class Pass:
     name: str
     process: subprocess.Popen[bytes]
     begun_s: float
+    output: Path | None = None
+    """A file with what it prints, while another pass prints."""
     seconds: float = 0.0
 
     def wait(self) -> int:
+        if self.output is not None:
+            output, self.output = self.output, None
+            self._show(output)
         status = self.process.wait()
         self.seconds = time.monotonic() - self.begun_s
         return status
+
+    def _show(self, output: Path) -> None:
+        """Print what it has printed, and what it prints until its end."""
+        print(f"== {self.name}, since {time.monotonic() - self.begun_s:.0f} s", flush=True)
+        with output.open("rb") as file:
+            has_ended = False
+            while not has_ended:
+                has_ended = self.process.poll() is not None
+                while some := file.read(1 << 16):
+                    sys.stdout.buffer.write(some)
+                    sys.stdout.buffer.flush()
+                time.sleep(0 if has_ended else 0.2)
 
 
 def combined(statuses: Iterable[int]) -> int:
@@ -55,29 +76,33 @@ def combined(statuses: Iterable[int]) -> int:
 
 def run(n_processes: int, options: Sequence[str]) -> int:
     """Run all passes; returns the exit status."""
-    with tempfile.TemporaryDirectory() as folder:
+    is_parallel = n_processes > 1
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        way_to_yield() if is_parallel else nullcontext() as yielding,
+    ):
         retried, failures, still = (Path(folder, name) for name in ("retried", "failures", "still"))
         passes: list[Pass] = []
 
-        def begin(name: str, n_at_a_time: int, *more: str) -> int:
-            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", *more]))
-            return passes[-1].wait()
+        def begin(name: str, n_at_a_time: int, *more: str, yielding: Enter | None = None) -> Pass:
+            own = [*options, f"--retried-to={retried}", *more]
+            passes.append(start(name, n_at_a_time, own, yielding, Path(folder, name)))
+            return passes[-1]
 
         to = f"--failures-to={failures}"
-        is_parallel = n_processes > 1
         try:
-            statuses = [
-                begin("beside", n_processes + (N_WAITING if is_parallel else 0), to),
-                begin("timed", N_TIMED if is_parallel else 1, to),
-                begin("alone", 1, to),
-            ]
+            beside = begin("beside", n_processes + (N_WAITING if is_parallel else 0), to, yielding=yielding)
+            statuses = [beside.wait()] if yielding is None else []
+            statuses += [begin("timed", N_TIMED if is_parallel else 1, to).wait(), begin("alone", 1, to).wait()]
+            if yielding is not None:
+                statuses.append(beside.wait())
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
-                statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}")]
+                statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}").wait()]
         except BaseException:
             for each in passes:
                 each.process.terminate()
-                each.process.wait()
+                each.wait()
             raise
         print("\n==", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in passes))
         if lines := lines_of(retried):
@@ -98,13 +123,17 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def start(name: str, n_processes: int, options: Sequence[str]) -> Pass:
-    """Start a pass."""
+def start(name: str, n_processes: int, options: Sequence[str], yielding: Enter | None, output: Path) -> Pass:
+    """Start a pass. `yielding`: in the time that others leave over; it prints to the file `output`."""
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    print(f"== {name}", flush=True)
-    return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
+    print(f"== {name}" + (", in the time that the next passes leave over" if yielding is not None else ""), flush=True)
+    if yielding is None:
+        return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
+    with output.open("wb") as file:
+        process = subprocess.Popen([*command, *options], stdout=file, stderr=subprocess.STDOUT, preexec_fn=yielding)
+    return Pass(name, process, time.monotonic(), output)
 
 
 if __name__ == "__main__":

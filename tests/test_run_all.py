@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,10 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 ONE_PROCESS_EACH = """
-import sys, run_all
+import contextlib, os, sys, run_all
 
 run_all.N_TIMED, run_all.N_WAITING = 1, 0  # there is one file, so more processes would only start and end
+run_all.way_to_yield = lambda: contextlib.nullcontext({yielding})
 sys.exit(run_all.run({n_processes}, sys.argv[1:]))
 """
 
@@ -71,11 +73,45 @@ sys.exit(run_all.run({n_processes}, sys.argv[1:]))
 @pytest.mark.parametrize(("n_processes", "is_well"), [(1, True), (2, False)])
 def test_all_passes_run_and_one_failure_fails_the_run(tmp_path: Path, n_processes: int, is_well: bool) -> None:
     project(tmp_path, is_well=is_well)
-    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=n_processes))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=n_processes, yielding=None))
     assert done.returncode == int(not is_well), done.stdout
     passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
     assert passed == {"unmarked", "slow", "timed"} | ({"alone"} if is_well else set())
     assert re.search(r"^== .*beside \d+ s.*alone \d+ s(, again \d+ s)?$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("unmarked", [0, 1])
+def test_the_unmarked_tests_run_in_the_time_that_the_others_leave_over(tmp_path: Path, unmarked: int) -> None:
+    """They begin first and yield to the others. What they print comes after what those print, and in one piece."""
+    project(tmp_path)
+    (tmp_path / "test_it.py").write_text(WAITS_FOR_UNMARKED.format(fails=unmarked))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2, yielding="lambda: os.nice(1)"))
+    assert done.returncode == unmarked, done.stdout
+    timed, alone, beside = re.split(r"^== (?:timed|alone|beside, since \d+ s)$", done.stdout, flags=re.MULTILINE)[1:4]
+    assert "PASSED test_it.py::test_timed" in timed and "PASSED test_it.py::test_alone" in alone
+    assert f"{'FAILED' if unmarked else 'PASSED'} test_it.py::test_unmarked" in beside.partition("== again")[0]
+    assert ("these failed twice" in done.stdout) == bool(unmarked)
+    assert int((tmp_path / "unmarked").read_text()) == int((tmp_path / "timed").read_text()) + 1
+
+
+WAITS_FOR_UNMARKED = """
+import os, pathlib, time, pytest
+
+@pytest.mark.timed
+def test_timed():
+    pathlib.Path("timed").write_text(str(os.nice(0)))
+    while not pathlib.Path("unmarked").exists():
+        time.sleep(0.01)
+
+@pytest.mark.alone
+def test_alone():
+    pass
+
+def test_unmarked():
+    if not pathlib.Path("unmarked").exists():
+        pathlib.Path("unmarked").write_text(str(os.nice(0)))
+    assert not {fails}
+"""
 
 
 class Ended:
@@ -97,6 +133,7 @@ def test_so_many_tests_run_at_a_time(
         return run_all.Pass(name, Ended(), 0.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run_all, "start", start)
+    monkeypatch.setattr(run_all, "way_to_yield", nullcontext)
     assert run_all.run(n_processes, []) == 0
     assert (begun["beside"], begun["timed"], begun["alone"]) == sizes
 
@@ -134,7 +171,7 @@ def test_a_test_that_failed_beside_others_runs_once_more_at_the_end(
     """Its second verdict counts, and no other test's failure is forgotten."""
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(timed=timed, unmarked=unmarked))
-    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2, yielding=None))
     assert done.returncode == status, done.stdout
     failing = {name: n for name, n in (("timed", timed), ("unmarked", unmarked)) if n}
     for name in ("timed", "unmarked"):
@@ -161,7 +198,7 @@ def test_timed(n):
 def test_when_many_tests_fail_they_do_not_run_again(tmp_path: Path) -> None:
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(MANY_FAIL)
-    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2, yielding=None))
     assert done.returncode == 1 and "== again" not in done.stdout and done.stdout.count("21 failed") == 1
 
 
@@ -260,7 +297,7 @@ def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Pat
     (tmp_path / "test_it.py").write_text(HANGS)
     with (tmp_path / "pytest.ini").open("a", encoding="utf-8") as file:
         file.write(f"faulthandler_timeout = 3\nfaulthandler_exit_on_timeout = {ours['faulthandler_exit_on_timeout']}\n")
-    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2))
+    done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2, yielding=None))
     assert done.returncode == 1, done.stdout
     assert set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout)) == {"timed", "alone", "unmarked"}
     ended = set(re.findall(r"crashed while running '?test_it.py::test_(\w+)", done.stdout))
