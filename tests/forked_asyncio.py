@@ -30,7 +30,6 @@ async def _forked(
     stderr: int | None = None, env: Mapping[str, str] | None = None, pass_fds: tuple[int, ...] = (),
     start_new_session: bool = False, limit: int = 1 << 16,
 ) -> ForkedAsyncProcess:  # fmt: skip
-    """The session is that of the process that forks."""
     numbers = {fd: fd for fd in (1, 2, *pass_fds)}
     loop = asyncio.get_running_loop()
     theirs: list[int] = []
@@ -52,7 +51,8 @@ async def _forked(
         filling = asyncio.StreamReaderProtocol(reader)
         reading, _ = await loop.connect_read_pipe(lambda: filling, os.fdopen(of_child, "rb"))
     try:
-        return ForkedAsyncProcess(forks.fork(list(command), env, None, numbers), writer, reader, reading)
+        pid = forks.fork(command, env, None, numbers, new_session=start_new_session)
+        return ForkedAsyncProcess(pid, writer, reader, reading)
     finally:
         for fd in theirs:
             os.close(fd)

@@ -6,6 +6,7 @@ The `conftest.py` of a folder whose tests make voices imports both fixtures.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +20,7 @@ _ENGINE = "telephony_tts.engines.cosyvoice2"
 def maker_forks() -> Iterator[Forks]:
     """A process with the imports of a voice maker's."""
     modules = (f"{_ENGINE}.hosting.voice_maker_process", f"{_ENGINE}.voices.enrolment", "av", "soundfile")
-    with preloaded(*modules, environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) as forks:
+    with preloaded(*modules, environment={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) as forks:
         yield forks
 
 

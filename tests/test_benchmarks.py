@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_programs import SERVER, ForkedPrograms
+from forked_process import SERVER, Forks, preloaded
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
@@ -38,15 +38,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedPrograms]:
+def forked() -> Iterator[Forks]:
     """Runs scripts with their servers as forks of a process that has their imports."""
-    with ForkedPrograms(_IMPORTS, folders=[str(_BENCHMARKS)], forks_too=True) as programs:
+    with preloaded(*_IMPORTS, folders=[_BENCHMARKS], nested=True) as programs:
         yield programs
 
 
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, forked: ForkedPrograms
+    tmp_path_factory: pytest.TempPathFactory, forked: Forks
 ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """The results of the tiny runs by name. Two runs go at a time, since half of a run is waiting."""
 
@@ -200,7 +200,7 @@ print(json.dumps(told))
 """
 
 
-def test_help_has_examples(tmp_path: Path, forked: ForkedPrograms) -> None:
+def test_help_has_examples(tmp_path: Path, forked: Forks) -> None:
     """All in one process, because most of each is what it imports."""
     script = tmp_path / "help_of_each.py"
     script.write_text(_HELP_OF_EACH, encoding="utf-8")
@@ -211,7 +211,7 @@ def test_help_has_examples(tmp_path: Path, forked: ForkedPrograms) -> None:
     assert [name for name in _NAMES if f"python benchmarks/{name}.py" not in told[name]] == []
 
 
-def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path, forked: ForkedPrograms) -> None:
+def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path, forked: Forks) -> None:
     out = tmp_path / "validation.json"
     command = [sys.executable, str(_BENCHMARKS / "fleet.py"), "--validate", "--quick", "--json", str(out)]
     done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -66,13 +67,12 @@ class EngineServers:
         """Start server `i`; it may not be ready."""
         flags = [part for setting in self._settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "telephony_tts.cli", "engine", "serve", "--listen", self.addresses[i], *flags]
-        core, priority = self._core, self._priority
         self._children[i] = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            preexec_fn=lambda: _place_engine(core, priority),
+            preexec_fn=partial(_place_engine, self._core, self._priority),
         )
 
     def wait_ready(self, i: int) -> None:

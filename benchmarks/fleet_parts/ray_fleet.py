@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.process import place
+from harness.process import place_this
 
 APP = "fleet-local"
 START_S = 180.0
@@ -97,7 +98,7 @@ class RayReplicas:
         with log.open("wb") as out:
             self._head = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=_environment(),
-                preexec_fn=lambda: place(os.getpid(), self._core, self._priority),
+                preexec_fn=partial(place_this, self._core, self._priority),
             )  # fmt: skip
         end_s = time.monotonic() + START_S
         while True:

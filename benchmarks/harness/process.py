@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,12 +92,17 @@ def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) ->
                 os.setpriority(os.PRIO_PROCESS, thread, priority)
 
 
+def place_this(core: int | None, priority: int | str = 0) -> None:
+    """`place` the process that calls this."""
+    place(os.getpid(), core, priority)
+
+
 @contextmanager
 def placed_here(core: int | None, priority: int | str = 0) -> Iterator[None]:
     """`place` this process, and with it every process that it starts; undo it at the end."""
     usable, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        place(os.getpid(), core, priority)
+        place_this(core, priority)
         yield
     finally:
         for task in Path("/proc/self/task").iterdir():
@@ -146,7 +152,7 @@ class ServerProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             env=self._environment,
-            preexec_fn=lambda: place(os.getpid(), self._core, self._priority),
+            preexec_fn=partial(place_this, self._core, self._priority),
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None
@@ -195,7 +201,7 @@ def run_load(
         capture_output=True,
         text=True,
         env=_environment(),
-        preexec_fn=lambda: place(os.getpid(), core, priority),
+        preexec_fn=partial(place_this, core, priority),
         check=False,
         timeout=_START_WITHIN_S + 3 * float(spec.get("seconds", 120)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ def server_forks() -> Iterator[Forks]:
     folder = "telephony_tts.engines.cosyvoice2"
     modules = ("telephony_tts.cli", "telephony_tts.app", "telephony_tts.http_api.application", f"{folder}.service",
                f"{folder}.core.core", f"{folder}.hosting.loading")  # fmt: skip
-    one_thread = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with preloaded(*modules, environment=one_thread, have_forks=True) as forks:
+    one_thread = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with preloaded(*modules, environment=one_thread, nested=True) as forks:
         yield forks
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked_programs import SERVER, ForkedPrograms
+from forked_process import SERVER, Forks, preloaded
 from served import process
 
 pytestmark = pytest.mark.slow
@@ -22,13 +22,13 @@ Ended = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[ForkedPrograms]:
-    with ForkedPrograms(SERVER) as forked:
+def programs() -> Iterator[Forks]:
+    with preloaded(*SERVER) as forked:
         yield forked
 
 
 @pytest.fixture(autouse=True)
-def forks(programs: ForkedPrograms, monkeypatch: pytest.MonkeyPatch) -> None:
+def forks(programs: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The servers here are forks of a process that has their imports."""
     monkeypatch.setattr(subprocess, "Popen", programs.Popen)
 

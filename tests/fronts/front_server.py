@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -126,16 +126,15 @@ def front_server(
     runtime, log = folder / "runtime", folder / "log"
     runtime.mkdir(exist_ok=True)
     command = [
-        sys.executable, "-m", "telephony_tts.cli" if forks is None else "forked_fronts", "serve", "--port", "0",
-        "--set", f"server.processes={n}", "--set", f"server.runtime_folder={runtime}", "--set", "engines.default=fake",
+        *serve_command(forks), "--port", "0", "--set", f"server.processes={n}",
+        "--set", f"server.runtime_folder={runtime}", "--set", "engines.default=fake",
         "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false",
         "--set", "limits.max_frame_lateness_ms=10000", "--set", "speech.first_clause_chars=0",
     ]  # fmt: skip
     for setting in settings:
         command += ["--set", setting]
-    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen if forks is None else forks.Popen
     with open(log, "w", encoding="utf-8") as stderr:
-        served = start(
+        served = (forks or subprocess).Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
         )
     try:
@@ -148,6 +147,12 @@ def front_server(
             except subprocess.TimeoutExpired:
                 served.kill()
         served.communicate()
+
+
+def serve_command(forks: Forks | None) -> list[str]:
+    """`telephony-tts serve`; with `forks`, as a program whose fronts are forked too."""
+    program = ["-m", "telephony_tts.cli"] if forks is None else [str(Path(__file__).with_name("forked_fronts.py"))]
+    return [sys.executable, *program, "serve"]
 
 
 def _address(served: subprocess.Popen[str], log: Path, mark: str) -> str:

@@ -8,18 +8,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from carrier_peers import PlivoPeer
 from forked_process import Forks
-from front_server import FrontServer, free_port, front_server
+from front_server import FrontServer, free_port, front_server, serve_command
 from rig import Bot, correlation, decoded, greeted, rendering, run, until
 from twilio_peer import calling, dialling
 from websockets.asyncio.client import connect
@@ -467,13 +466,12 @@ def serve(
     *settings: str, folder: Path, forks: Forks | None = None, within_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """A server that cannot start. With `forks` it is forked, not started."""
-    command = [sys.executable, "-m", "telephony_tts.cli" if forks is None else "forked_fronts", "serve", "--port", "0",
-               "--set", "server.processes=2", "--set", f"server.runtime_folder={folder}",
-               "--set", "engines.default=fake", "--set", "engines.hibari.workers=0"]  # fmt: skip
+    command = [*serve_command(forks), "--port", "0", "--set", "server.processes=2",
+               "--set", f"server.runtime_folder={folder}", "--set", "engines.default=fake",
+               "--set", "engines.hibari.workers=0"]  # fmt: skip
     for setting in settings:
         command += ["--set", setting]
-    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen if forks is None else forks.Popen
-    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
+    with (forks or subprocess).Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
         try:
             told, complained = served.communicate(timeout=within_s)
         finally:

@@ -15,7 +15,7 @@ for folder in ("e2e", "fronts"):
 
 @pytest.fixture(scope="module", autouse=True)
 def preloaded_drivers() -> Iterator[None]:
-    """The tests of a module share the processes that have imported a client's packages (`preloaded_driver.py`)."""
+    """The tests of a module share the processes that have imported a client's packages (`forked_process.py`)."""
     yield
     from environment import end_preloaded
 

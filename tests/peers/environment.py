@@ -13,12 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from preloaded_driver import PreloadedDriver
+from forked_process import Forks, preloaded
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parents[1] / ".peers"
@@ -26,8 +27,10 @@ REQUIREMENTS = HERE / "bots.txt"
 DRIVERS = HERE / "drivers"
 INSTALL_S = 300
 """The longest that an installation may take."""
-PRELOADED: dict[Path, list[PreloadedDriver]] = {}
-"""Processes that have imported what a driver imports and do no run at the moment, by the driver's path."""
+PRELOADED: dict[Path, Forks] = {}
+"""A process that has imported what a driver imports, by the driver's path."""
+_ENDS = ExitStack()
+_MAKING = threading.Lock()
 
 
 def bots_python() -> Path:
@@ -81,13 +84,19 @@ def drive(
     try:
         if environment:
             # An SDK may read them when it is imported.
-            command = [str(python), "-X", "faulthandler", str(path), *arguments]
-            run = subprocess.run(command, capture_output=True, check=False, timeout=timeout_s, env=variables)
+            start = subprocess.run
         else:
-            idle = PRELOADED.setdefault(path, [])
-            driver = idle.pop() if idle else PreloadedDriver(python, path, variables)
-            run = driver.run(arguments, variables, timeout_s)
-            idle.append(driver)
+            with _MAKING:
+                if path not in PRELOADED:
+                    # `-X faulthandler`, for what is forked from it.
+                    early = {**variables, "PYTHONFAULTHANDLER": "1"}
+                    PRELOADED[path] = _ENDS.enter_context(preloaded(path, environment=early, python=python))
+            start = PRELOADED[path].run
+        command = [str(python), "-X", "faulthandler", str(path), *arguments]
+        run = start(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=variables,
+            start_new_session=True,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise AssertionError(
             f"{script} took longer than {timeout_s} s\n{printed(late.stdout)}\n{decoded_text(late.stderr)}"
@@ -100,10 +109,8 @@ def drive(
 
 def end_preloaded() -> None:
     """End the processes that wait for another run of a driver."""
-    while PRELOADED:
-        _, idle = PRELOADED.popitem()
-        for driver in idle:
-            driver.close()
+    PRELOADED.clear()
+    _ENDS.close()
 
 
 def driver_variables(added: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +122,9 @@ def driver_variables(added: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in unwanted and not name.endswith(("_API_KEY", "_BASE_URL"))
     }
-    return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost", **added}
+    # A run that is late is killed, and its output is shown.
+    own = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost", "PYTHONUNBUFFERED": "1"}
+    return {**kept, **own, **added}
 
 
 def with_bytes(event: dict[str, Any]) -> dict[str, Any]:

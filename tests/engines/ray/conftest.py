@@ -1,19 +1,13 @@
-"""The folder with `PreloadedDriver` is on the path. It is last: other folders have files of the same names.
-
-And watchers that are forked."""
+"""Watchers that are forked."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from forked_asyncio import forking
 from forked_process import Forks, preloaded
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "peers"))
 
 
 @pytest.fixture(scope="module")

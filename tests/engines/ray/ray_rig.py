@@ -11,17 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from preloaded_driver import PreloadedDriver
+from forked_process import Forks, preloaded
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PEERS = ROOT / ".peers"
 REQUIREMENTS = HERE / "ray.txt"
 INSTALL_S = 600
+COMMAND = ("telephony_tts.cli", "ray", "ray.serve", "telephony_tts.engines.ray.app")
+"""What a command imports, in part inside of functions. It takes two seconds of CPU."""
 START_S = 300
 """Until a command counts as hanging. Beside other tests it waits for a core."""
 
@@ -67,7 +69,7 @@ def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:
 class RayCluster:
     """A running cluster, and the process that forks a child for each command."""
 
-    def __init__(self, child: subprocess.Popen[str], address: str, commands: PreloadedDriver) -> None:
+    def __init__(self, child: subprocess.Popen[str], address: str, commands: Forks) -> None:
         self._child = child
         self._commands = commands
         self.address = address
@@ -99,11 +101,7 @@ class RayCluster:
         self, action: str, *settings: str, flags: tuple[str, ...] = (), address: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """`telephony-tts ray up|status|down`, at the cluster's own address unless another one is given."""
-        arguments = command_arguments(action, address or self.address, *settings, flags=flags)
-        ended = self._commands.run(arguments, variables(), START_S)
-        return subprocess.CompletedProcess(
-            ended.args, ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
-        )
+        return _run(self._commands.run, action, address or self.address, *settings, flags=flags, within_s=START_S)
 
     @contextmanager
     def application(self, app: str, *settings: str) -> Iterator[list[str]]:
@@ -118,18 +116,21 @@ class RayCluster:
             assert down.returncode == 0, (down.stdout, down.stderr)
 
 
-def command_arguments(action: str, address: str, *settings: str, flags: tuple[str, ...] = ()) -> list[str]:
-    """The arguments of `telephony-tts ray up|status|down`."""
+def _run(
+    run: Callable[..., subprocess.CompletedProcess[str]], action: str, address: str, *settings: str, within_s: float,
+    flags: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """`telephony-tts ray up|status|down`."""
     chosen = [part for setting in (f"engines.ray.address={address}", *settings) for part in ("--set", setting)]
-    return ["ray", action, *flags, *chosen]
+    command = [str(ray_python()), "-m", "telephony_tts.cli", "ray", action, *flags, *chosen]
+    return run(
+        command, capture_output=True, text=True, errors="replace", timeout=within_s, env=variables(), cwd=str(ROOT)
+    )
 
 
 def ray_command(action: str, address: str, *settings: str, within_s: float) -> subprocess.CompletedProcess[str]:
     """The command in a Python of its own."""
-    command = [str(ray_python()), "-m", "telephony_tts.cli", *command_arguments(action, address, *settings)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=within_s, env=variables(), cwd=ROOT
-    )
+    return _run(subprocess.run, action, address, *settings, within_s=within_s)
 
 
 @contextmanager
@@ -147,7 +148,7 @@ def ray_cluster(added: Mapping[str, str] | None = None, **head: int) -> Iterator
             assert child.stdout is not None
             address = child.stdout.readline().strip()
             if ":" in address:
-                with closing(PreloadedDriver(ray_python(), HERE / "command.py", variables())) as commands:
+                with preloaded(*COMMAND, environment=variables(), python=ray_python()) as commands:
                     yield RayCluster(child, address, commands)
                 return
         finally:
