@@ -57,13 +57,16 @@ def count_sockets() -> int:
 
 
 def _sockets() -> dict[int, str]:
-    """The open sockets: descriptor and the kernel's name."""
+    """The open sockets: descriptor and the kernel's name. Those to a process that forks for the tests stay
+    (`forked_process`), and are the only ones of their type."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{fd}")
             if name.startswith("socket:"):
-                found[int(fd)] = name
+                with socket.socket(fileno=os.dup(int(fd))) as copy:
+                    if copy.type != socket.SOCK_SEQPACKET:
+                        found[int(fd)] = name
     return found
 
 

@@ -1,9 +1,9 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
 There are three passes, by the marks of the tests. The tests marked `timed` judge the clock and mostly wait; several run
-at a time. Then come those marked `alone`, one at a time: they judge the clock or the machine, and compute much. The
-unmarked tests run beside both, in the time that both leave over, if the machine can do that (`leftover_time.py`), and
-otherwise first. They run in one process more than there are cores, because a `slow` test often waits.
+at a time. Beside them run the unmarked tests, in the time that those leave over, if the machine can do that
+(`leftover_time.py`), and otherwise first. They run in one process more than there are cores, because a `slow` test
+often waits. Tests marked `alone` judge the clock or the machine and compute much; they run last, one at a time.
 
 A test that failed runs once more at the end, when nothing else does, and that verdict counts: tests take each other's
 CPU time, which no user's machine does. The report lists these tests.
@@ -93,9 +93,10 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         try:
             beside = begin("beside", n_processes + (N_WAITING if is_parallel else 0), to, yielding=yielding)
             statuses = [beside.wait()] if yielding is None else []
-            statuses += [begin("timed", N_TIMED if is_parallel else 1, to).wait(), begin("alone", 1, to).wait()]
+            statuses.append(begin("timed", N_TIMED if is_parallel else 1, to).wait())
             if yielding is not None:
                 statuses.append(beside.wait())
+            statuses.append(begin("alone", 1, to).wait())
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
                 statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}").wait()]
@@ -128,7 +129,7 @@ def start(name: str, n_processes: int, options: Sequence[str], yielding: Enter |
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    print(f"== {name}" + (", in the time that the next passes leave over" if yielding is not None else ""), flush=True)
+    print(f"== {name}" + (", in the time that the next pass leaves over" if yielding is not None else ""), flush=True)
     if yielding is None:
         return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
     with output.open("wb") as file:
