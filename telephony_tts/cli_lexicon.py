@@ -77,7 +77,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _say(arguments: argparse.Namespace) -> int:
     """Prints each sentence as the engine gets it, and below it what a lexicon changed."""
     from telephony_tts import app, config
-    from telephony_tts.text.normalizer import detect_lang
+    from telephony_tts.text.normalizer import detect_lang, said_before
     from telephony_tts.text.rewriting import spoken_spans, told_changes
     from telephony_tts.text.segmenter import Segmenter
 
@@ -89,7 +89,8 @@ def _say(arguments: argparse.Namespace) -> int:
     for sentence in [*segmenter.feed(text), *segmenter.flush()]:
         lang = speech.lang or detect_lang(sentence.text)
         readings = lexicon.readings(sentence.text, lang, speech.voice) if lexicon is not None else ()
-        spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings)
+        before = said_before(text, sentence.start)
+        spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings, before)
         print("".join(span.spoken for span in spans).strip())
         for line in told_changes(sentence.text, spans):
             print(f"  {line}")

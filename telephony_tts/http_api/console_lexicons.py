@@ -20,7 +20,7 @@ from telephony_tts.http_api.console_calls import need_supervisor
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles, version_of
 from telephony_tts.session.lexicons import CallLexicon
-from telephony_tts.text.normalizer import detect_lang
+from telephony_tts.text.normalizer import detect_lang, said_before
 from telephony_tts.text.rewriting import spoken_spans, told_changes
 from telephony_tts.text.segmenter import Segmenter
 
@@ -113,7 +113,8 @@ def _tested(test: LexiconTest) -> dict[str, Any]:
     segmenter = Segmenter(test.lang)
     for sentence in [*segmenter.feed(test.sentence), *segmenter.flush()]:
         lang = test.lang or detect_lang(sentence.text)
-        spans = spoken_spans(sentence.text, lang, (), read.readings(sentence.text, lang, None))
+        readings = read.readings(sentence.text, lang, None)
+        spans = spoken_spans(sentence.text, lang, (), readings, said_before(test.sentence, sentence.start))
         spoken.append("".join(span.spoken for span in spans).strip())
         changes += told_changes(sentence.text, spans)
     return {"entries": lexicon.n_entries, "problems": [], "spoken": spoken, "changes": changes}

@@ -14,23 +14,31 @@ HasVoice = Callable[[str | None, str], bool]
 
 
 class CallLanguage:
-    """The language of one call. A sentence that does not show it, such as "OK.", has the language of the one before."""
+    """The language of one call. A sentence that does not show it has the language of the one before: "482913", and with
+    a detector also "OK."."""
 
     def __init__(self, detect: DetectLanguage | None = None, has_voice: HasVoice | None = None) -> None:
         """Without `detect` all Latin text counts as English. Without `has_voice` each language counts as spoken."""
         self._detect = detect
         self._has_voice = has_voice
         self._last: str | None = None
+        """The last language that `detect` was certain of."""
+        self._before: tuple[str, LangSource] = ("en", "letters")
+        """The language of the last sentence with letters, and its source."""
 
     def of(self, sentence: str, said: str | None) -> tuple[str, LangSource]:
         """The language of the call's next sentence, and its source. `said` is what the bot names, and it decides."""
         if said is not None:
             return said, "bot"
         seen = detect_lang(sentence)
-        if self._detect is None or seen != "en":
-            return seen, "letters"
-        self._last = self._detect(sentence) or self._last
-        return (seen, "letters") if self._last is None else (self._last, "words")
+        if seen == "en" and not any(char.isalpha() for char in sentence):
+            return self._before
+        self._before = seen, "letters"
+        if self._detect is not None and seen == "en":
+            self._last = self._detect(sentence) or self._last
+            if self._last is not None:
+                self._before = self._last, "words"
+        return self._before
 
     def reading(self, language: tuple[str, LangSource], voice: str | None) -> str:
         """The language whose rules are used to read numbers and signs, for the bot's `voice`.

@@ -18,7 +18,7 @@ from telephony_tts.session.marks import TurnMarks
 from telephony_tts.session.markup import TurnMarkup
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings, TurnVoice
-from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans, said_before
 from telephony_tts.text.rewriting import spoken_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 from telephony_tts.text.settled import behind, settled_spans
@@ -388,7 +388,9 @@ class Turn:
             return None
         pending = self._segmenter.pending
         pending = pending[max(0, self._n_spoken - (self.n_chars - len(pending))) :].lstrip()
-        text = pending[:_OPEN_CHARS]
+        start, text = self.n_chars - len(pending), pending[:_OPEN_CHARS]
+        if said_before(self.text, start).strip():
+            return None  # it may be read in another way than its beginning tells
         if not settled_spans(text, self.speaking.lang, self.settings.control_tokens):
             return None
         language = self._language.of(text, self.speaking.lang)
@@ -396,7 +398,7 @@ class Turn:
         spans = settled_spans(text, self._known(language), self.settings.control_tokens)
         if not spans:
             return None
-        start, n_settled = self.n_chars - len(pending), spans[-1].end
+        n_settled = spans[-1].end
         sentence = Sentence(pending[:n_settled], start, start + n_settled)
         self._open = Part(sentence, len(self.parts), now_ns, is_open=True, spans=spans, language=language)
         self._append(self._open)
@@ -449,15 +451,16 @@ class Turn:
     ) -> list[SpokenSpan]:
         """The spoken form of a sentence by the rules of `lang`. `language` is what it is written in."""
         text, control, lexicon, markup = sentence.text, self.settings.control_tokens, speaking.lexicon, self.markup
+        before = said_before(self.text, sentence.start)
         if lexicon is None and markup is None:
-            return normalize_spans(text, lang, control)
+            return normalize_spans(text, lang, control, before)
         readings = [] if markup is None else markup.readings(text, sentence.start, lang)
         if lexicon is not None:
             found = lexicon.readings(text, lang if language is None else language[0], speaking.voice)
             self.n_lexicon_readings += len(found)
             tagged = list(readings)
             readings += [each for each in found if all(each.end <= t.start or t.end <= each.start for t in tagged)]
-        spans = spoken_spans(text, lang, control, readings)
+        spans = spoken_spans(text, lang, control, readings, before)
         return spans if markup is None else markup.emphasised(spans, sentence.start, sentence.end, control)
 
     def _certain(self, text: str, language: tuple[str, LangSource] | None) -> str:

@@ -28,6 +28,9 @@ _KANA = re.compile("[\u3041-\u309f\u30a1-\u30fa\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3131-\u318e]")
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
 _OTHER_LETTER = re.compile("[\u0370-\u1fff\ua4d0-\uabff\ufb50-\ufdff\ufe70-\ufefc]")
+_ENDED = re.compile(r"[.!?。！？…]\W*\Z")
+_N_BEFORE = 44
+"""Characters before a text that may say how it is read. No rule looks further back."""
 _N_HEARD = 400
 """Characters that `detect_lang` reads: a sentence shows its language early."""
 
@@ -76,31 +79,42 @@ def detect_lang(text: str) -> str:
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
 
 
-def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
+def normalize_spans(
+    text: str, lang: str | None = None, control: Collection[str] = (), before: str = ""
+) -> list[SpokenSpan]:
     """The spoken form of each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong tag.
 
-    The strings in `control` are tokens for the engine and pass unchanged. Never raises, whatever the text is.
+    The strings in `control` are tokens for the engine and pass unchanged. `before` is spoken already, and may say how
+    `text` is read (`said_before`). Never raises, whatever the text is.
     """
     if not control:
-        return _spans(text, lang)
+        return _spans(text, lang, before)
     lang = lang or detect_lang(text)
     spans: list[SpokenSpan] = []
     at = 0
     for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
-        said = [SpokenSpan(0, len(piece), piece)] if piece in control else _spans(piece, lang)
+        said = [SpokenSpan(0, len(piece), piece)] if piece in control else _spans(piece, lang, "" if at else before)
         spans += [SpokenSpan(at + span.start, at + span.end, span.spoken) for span in said]
         at += len(piece)
     return spans
 
 
-def _spans(text: str, lang: str | None) -> list[SpokenSpan]:
+def said_before(text: str, start: int) -> str:
+    """The part of `text` before `start` that may say how the text from there on is read: after "your code is" a number
+    is read digit by digit. "" behind the end of a sentence."""
+    before = text[max(0, start - _N_BEFORE) : start]
+    return "" if _ENDED.search(before) else before
+
+
+def _spans(text: str, lang: str | None, before: str) -> list[SpokenSpan]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = choose_language(clean, lang)
     language = _LANGUAGES.get(chosen)
     spans = _Spans(text, origins)
+    said = markdown.strip(before).text if before else ""
     at = 0
-    for start, end, spoken in readings(clean, language) if language else ():
+    for start, end, spoken in readings(clean, language, said) if language else ():
         spans.verbatim(clean, at, start)
         spans.reading(start, end, spoken)
         at = end

@@ -23,13 +23,14 @@ class Language:
     rules: dict[str, tuple[Rule, ...]]
 
 
-def readings(text: str, language: Language) -> list[tuple[int, int, str]]:
+def readings(text: str, language: Language, said: str = "") -> list[tuple[int, int, str]]:
     """Every part of `text` that is spoken in another form than written, in order and without overlap.
 
-    Each is (start in the text, end, spoken form).
+    Each is (start in the text, end, spoken form). The rules see what was `said` before the text.
     """
     found: list[tuple[int, int, str]] = []
-    at = 0
+    at = first = len(said)
+    text = said + text
     while trigger := language.trigger.search(text, at):
         start = trigger.start()
         at = start + 1
@@ -39,7 +40,7 @@ def readings(text: str, language: Language) -> list[tuple[int, int, str]]:
                 continue
             spoken = say(match)
             if spoken is not None:
-                found.append((start, match.end(), spoken))
+                found.append((start - first, match.end() - first, spoken))
                 at = match.end()
                 break
     return found

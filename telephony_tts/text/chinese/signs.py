@@ -64,14 +64,15 @@ def _say_sign(match: re.Match[str]) -> str | None:
 _ENDS_VALUE = re.compile(
     r"(?:[0-9%°℃元年月日号点分时周级万亿千米]|[0-9][A-Za-z]{1,3}|(?:周|星期)[一二三四五六日天]|[aApP]\.?[mM]\.?)\s?$"
 )
+_MONEY = re.compile(rf"(?:{CURRENCY_SIGN}|{CURRENCY_CODE})\s?[0-9]")
 _STARTS_VALUE = re.compile(
-    r"[-+$€£¥]?[0-9]|周[一二三四五六日天]|星期[一二三四五六日天]|(?:上|下|中)午|晚上|凌晨|次日|明"
+    rf"[-+]?[0-9]|{_MONEY.pattern}|周[一二三四五六日天]|星期[一二三四五六日天]|(?:上|下|中)午|晚上|凌晨|次日|明"
 )
 
 
 def _say_dash(match: re.Match[str]) -> str | None:
     """Between two values 到, before a single number 负. Elsewhere a tilde is silent."""
-    left, right = before(match, 4), after(match, 3)
+    left, right = before(match, 4), after(match, 6)
     sign = match.group().strip()
     tight = not match.group()[-1:].isspace()
     if _STARTS_VALUE.match(right):
@@ -79,7 +80,7 @@ def _say_dash(match: re.Match[str]) -> str | None:
             return "到"
         if sign == "—":
             return None
-        if sign in "-–" and tight and right[0].isdigit():
+        if sign in "-–" and tight and (right[0].isdigit() or _MONEY.match(right)):
             return "" if left[-1:].isascii() and left[-1:].isalnum() else "负"
     return "" if sign == "~" else None
 

@@ -86,9 +86,9 @@ def _is_year_like(match: re.Match[str]) -> bool:
 
 
 def _say_plain_code(match: re.Match[str]) -> str | None:
-    """A long number without separators is an identifier, unless it is round."""
+    """A long number without separators is an identifier, unless it is round. Ten digits are a telephone number."""
     text = match.group()
-    if len(text) >= 7 and not text.endswith("000"):
+    if len(text) == 10 or (len(text) >= 7 and not text.endswith("000")):
         return en.digits(text)
     return None
 

@@ -224,9 +224,13 @@ _ABBREVIATIONS = {
 _ABBREVIATION = "|".join(re.escape(a) for a in _ABBREVIATIONS)
 
 
-def _say_abbreviation(match: re.Match[str]) -> str:
-    word = _ABBREVIATIONS[match.group().lower()]
-    return word + ("." if match.group().lower() == "etc." and re.match(r"\s*$|\s[A-Z]", after(match, 3)) else "")
+def _say_abbreviation(match: re.Match[str]) -> str | None:
+    """At the end of a sentence the full stop is that of the sentence too."""
+    written = match.group()
+    if written == "EST.":
+        return None  # the time zone
+    last = written.lower() in ("etc.", "dept.", "est.") and re.match(r"\s*$|\s[A-Z]", after(match, 3))
+    return _ABBREVIATIONS[written.lower()] + ("." if last else "")
 
 
 def _say_vulgar(match: re.Match[str]) -> str:

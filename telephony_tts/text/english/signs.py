@@ -180,7 +180,7 @@ def _say_nothing_or_dash(match: re.Match[str]) -> str | None:
 SIGN_RULES: tuple[Rule, ...] = (
     (
         re.compile(
-            r"(?<=[0-9])—(?=[0-9])|\s?[-–~]\s?(?=[-+$€£¥]?[0-9]|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s[0-9])",
+            r"(?<=[0-9])—(?=[0-9])|\s?[-–~]\s?(?=[-+$€£¥₩₹₽฿₱]?[0-9]|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s[0-9])",
             re.I,
         ),
         _say_dash,
