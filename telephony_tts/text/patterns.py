@@ -6,8 +6,10 @@ import re
 
 from telephony_tts.text.units import UNIT
 
-NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
-"""Digits, with or without commas between thousands and with or without decimals."""
+NUMBER = (
+    r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]{1,2}(?:,[0-9]{2}){1,4},[0-9]{3}(?![0-9]|,[0-9])|[0-9]+)(?:\.[0-9]+)?"
+)
+"""Digits, with or without commas between thousands, also as in India ("1,25,340"), and with or without decimals."""
 
 MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
 """A unit after a number. A single letter does not count, because it may belong to a code."""
@@ -26,6 +28,12 @@ LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+")
 
 WITH_VOWEL = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
 """Letters that may be read as a word."""
+
+_DAY_OF_MONTH = r"[0-3]?[0-9][/.][0-3]?[0-9](?:[/.](?:19|20)?[0-9]{2})?"
+END_OF_DATE = (
+    rf"(?![0-9A-Za-z]|[/.][0-9]|-(?!(?:[12][0-9]{{3}}[-/.][01]?[0-9][-/.][0-3]?[0-9]|{_DAY_OF_MONTH})(?![0-9A-Za-z]))[0-9])"
+)
+"""After a date in digits. A dash may follow if another date comes after it: "12/05/2026-12/09/2026"."""
 
 SIGNS = (
     r"[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"

@@ -137,7 +137,7 @@ def test_the_fast_way_back_gives_the_same_spans(
     assume(kept)
     way = rewriting._Rewritten(text, kept)
     fast = rewriting._mapped_back(len(text), way, normalize_spans(way.text, lang, control))
-    assert fast == rewriting._pieces_mapped_back(len(text), rewriting._Rewritten(text, kept), lang, control)
+    assert fast == rewriting._pieces_mapped_back(len(text), rewriting._Rewritten(text, kept), lang, control, "")
 
 
 @given(_TEXTS, st.sampled_from(["en", "zh"]))

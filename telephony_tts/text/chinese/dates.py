@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.chinese import numbers as zh
-from telephony_tts.text.patterns import FRACTION_DENOMINATORS
+from telephony_tts.text.patterns import END_OF_DATE, FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MERIDIEM = r"(?:[aApP]\.[mM]\.|[aApP]\.?[mM](?![A-Za-z]))"
@@ -45,7 +45,8 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
     month, day = int(match["month"]), int(match["day"])
     if day >= 20 and 1 <= month <= 12 and re.search(r"有效期[为是至到:：]?\s?$", before(match, 6)):
         return f"{zh.digits(str(2000 + day))}年{zh.cardinal(month)}月"
-    if month < day and day in FRACTION_DENOMINATORS and not _DATED.search(before(match, 6)):
+    is_dated = match["month"][0] == "0" or _DATED.search(before(match, 6))
+    if month < day and day in FRACTION_DENOMINATORS and not is_dated:
         return None
     if after(match, 1) in ("以", "的") and month < day:
         return None
@@ -65,6 +66,12 @@ def _say_year(match: re.Match[str]) -> str:
 
 def _say_year_range(match: re.Match[str]) -> str:
     return f"{zh.digits(match['first'])}到{zh.digits(match['last'])}"
+
+
+def _say_padded(match: re.Match[str]) -> str:
+    """ "03月05日09时": a zero that only fills the field is not said."""
+    number = match.group()[1]
+    return "两" if number == "2" and after(match, 1) == "点" else zh.number(number)
 
 
 def _say_short_year(match: re.Match[str]) -> str | None:
@@ -117,12 +124,12 @@ DATE_RULES: tuple[Rule, ...] = (
     (
         re.compile(
             r"(?P<year>[12][0-9]{3})(?P<sep>[-/.])(?P<month>[01]?[0-9])(?P=sep)(?P<day>[0-3]?[0-9])"
-            r"(?:日|号|T(?=[0-9]{2}:)|(?![0-9A-Za-z]|[-/.][0-9]))"
+            rf"(?:日|号|T(?=[0-9]{{2}}:)|{END_OF_DATE})"
         ),
         _say_iso,
     ),
     (
-        re.compile(rf"(?P<first>[0-3]?[0-9])/(?P<second>[0-3]?[0-9])/(?P<year>(?:19|20)[0-9]{{2}}){_END}"),
+        re.compile(rf"(?P<first>[0-3]?[0-9])/(?P<second>[0-3]?[0-9])/(?P<year>(?:19|20)[0-9]{{2}}){END_OF_DATE}"),
         _say_day_first,
     ),
     (
@@ -137,6 +144,7 @@ DATE_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(r"[12][0-9]{3}(?=年|财年|年度|学年|款|届|级|版|赛季|春|秋|元旦|新年|Q[1-4])"), _say_year),
     (re.compile(r"(?<![0-9.])[0-9]{2}(?=年(?![代后前来内间期多以之的半]|级|历史|时间|寿))"), _say_short_year),
+    (re.compile(r"(?<![0-9.:：/-])0[1-9](?=[月日]|[时点](?!间))"), _say_padded),
     (re.compile(r"(?<![0-9.])[0-9][05](?=后(?![天来面续期半]))"), _say_year),
     (re.compile(r"(?P<month>1[0-2]|0?[1-9])/(?P<day>[12][0-9]|3[01]|0?[1-9])(?![0-9A-Za-z/])"), _say_month_slash_day),
 )

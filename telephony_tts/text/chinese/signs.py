@@ -9,7 +9,7 @@ from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import numbers as zh
 from telephony_tts.text.patterns import SIGNS, vulgar_fraction
 from telephony_tts.text.scanner import Rule, after, before
-from telephony_tts.text.units import UNIT, UNITS
+from telephony_tts.text.units import CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
 _SIGNS = {
     "@": "艾特",
@@ -132,7 +132,8 @@ def _say_per_unit(match: re.Match[str]) -> str | None:
 def _say_slash(match: re.Match[str]) -> str:
     """After an amount or a unit 每, between two words 或."""
     left, right = before(match, 6), after(match, 2)
-    amount = re.search(r"(?:[0-9]|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点MGKBgkmlLtW]|[元块角米克升])\s?$", left)
+    measure = "元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW"
+    amount = re.search(rf"(?:[0-9]|[0-9].{{0,3}}[{measure}]|[元块角米克升])\s?$", left)
     if amount and re.match(r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度hms]", right):
         return "每"
     if re.search(rf"{_LETTER}\s?$", left) and re.match(rf"\s?{_LETTER}", right):

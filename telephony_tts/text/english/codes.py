@@ -85,10 +85,13 @@ def _is_year_like(match: re.Match[str]) -> bool:
     return re.search(r"\b(?:on|to|at)\s$", before(match, 4)) is not None
 
 
+_NORTH_AMERICAN = re.compile("[2-9][0-9]{2}[2-9][0-9]{6}")
+
+
 def _say_plain_code(match: re.Match[str]) -> str | None:
-    """A long number without separators is an identifier, unless it is round. Ten digits are a telephone number."""
+    """A long number without separators is an identifier, unless it is round and no American telephone number."""
     text = match.group()
-    if len(text) == 10 or (len(text) >= 7 and not text.endswith("000")):
+    if _NORTH_AMERICAN.fullmatch(text) or not text.endswith("000"):
         return en.digits(text)
     return None
 

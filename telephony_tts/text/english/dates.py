@@ -6,7 +6,7 @@ import re
 
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.codes import context
-from telephony_tts.text.patterns import FRACTION_DENOMINATORS
+from telephony_tts.text.patterns import END_OF_DATE, FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MONTH_NAMES = (
@@ -225,6 +225,13 @@ TIME_RULES: tuple[Rule, ...] = (
     ),
     (
         re.compile(
+            rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5][0-9])(?P<second>(?!))?\s?(?P<meridiem>{_MERIDIEM})(?![A-Za-z])",
+            re.I,
+        ),
+        _say_time,
+    ),
+    (
+        re.compile(
             r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9])(?:\.[0-9]+)?)?)?"
             rf"(?![0-9]|:[0-9])(?:\s?(?P<meridiem>{_MERIDIEM})|(?:Z|\s?(?:hrs?|h)(?![A-Za-z])))?(?![A-Za-z])",
             re.I,
@@ -245,20 +252,20 @@ DATE_RULES: tuple[Rule, ...] = (
     (
         re.compile(
             r"(?P<year>[12][0-9]{3})(?P<sep>[-/.])(?P<month>[01]?[0-9])(?P=sep)(?P<day>[0-3]?[0-9])"
-            r"(?:T(?=[0-9]{2}:)|(?![0-9A-Za-z]|[-/.][0-9]))"
+            rf"(?:T(?=[0-9]{{2}}:)|{END_OF_DATE})"
         ),
         _say_iso,
     ),
     (
         re.compile(
             r"(?P<first>[0-3]?[0-9])(?:(?P<sep>[-/])|(?P<dot>\.))(?P<second>[0-3]?[0-9])(?:(?P=sep)|(?(dot)\.|(?!)))"
-            r"(?P<year>(?:19|20)[0-9]{2}|[0-9]{2})(?![0-9A-Za-z]|[-/.][0-9])"
+            rf"(?P<year>(?:19|20)[0-9]{{2}}|[0-9]{{2}}){END_OF_DATE}"
         ),
         _say_numeric,
     ),
     (re.compile(r"(?P<year>[12][0-9]{3})[-/](?P<month>0[1-9]|1[0-2])(?![0-9A-Za-z]|[-/.][0-9])"), _say_year_month),
     (re.compile(r"(?P<first>[12][0-9]{3})\s?[-–]\s?(?P<last>(?:19|20)[0-9]{2})(?![0-9A-Za-z]|[-/.][0-9])"), _say_years),
-    (re.compile(r"(?P<first>[0-3]?[0-9])/(?P<second>[0-3]?[0-9])(?![0-9A-Za-z]|[-/.][0-9])"), _say_month_slash_day),
+    (re.compile(rf"(?P<first>[0-3]?[0-9])/(?P<second>[0-3]?[0-9]){END_OF_DATE}"), _say_month_slash_day),
     (re.compile(r"['’]?(?P<number>[1-9]0|1[0-9]{2}0|20[0-9]0)['’]?s(?![A-Za-z0-9])"), _say_decade),
     (re.compile(r"[12][0-9]{3}(?![0-9A-Za-z%°]|[-/.,:][0-9])"), _say_year),
 )

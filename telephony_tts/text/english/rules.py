@@ -33,7 +33,7 @@ _WORDS = addresses.AddressWords(
     digits=en.digits,
     space=" ",
 )
-_SCALE = r"(?:\s?(?:thousand|million|billion|trillion|bn|mn)(?![A-Za-z])|[kKmMbB](?![A-Za-z0-9]))"
+_SCALE = r"(?:\s?(?:thousand|million|billion|trillion|lakhs?|crores?|bn|mn)(?![A-Za-z])|[kKmMbB](?![A-Za-z0-9]))"
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "mn": "million"}
 _TO = r"\s?(?:-|–|—|~|\bto\b)\s?"
 
@@ -61,6 +61,7 @@ def _say_amount(written: str, scale: str, currency: str) -> str:
 
 def _say_money(match: re.Match[str]) -> str:
     currency, first, last = match["code"] or match["currency"], match["first"], match["last"]
+    currency = "INR" if currency.startswith("Rs") else currency
     if first.startswith("."):
         first = "0" + first
     said = _say_amount(last or first, match["scale"] or "", currency)
@@ -262,6 +263,11 @@ def _say_title_or_street(match: re.Match[str]) -> str:
     return {"D": ("Drive", "Doctor"), "S": ("Street", "Saint")}[match.group()[0]][1 if named else 0]
 
 
+def _say_prefix(match: re.Match[str]) -> str:
+    """ "mid-1990s"."""
+    return match.group()[:-1] + " "
+
+
 def _say_no(match: re.Match[str]) -> str:
     words = {"p": "page", "pp": "pages", "fig": "figure", "sec": "section"}
     return words.get(match["word"].lower(), "number")
@@ -275,7 +281,7 @@ _MONEY = (
 )
 _MONEY_SIGN: Rule = (
     re.compile(
-        rf"(?P<currency>{CURRENCY_SIGN}|{CURRENCY_CODE})\s?{_MONEY}(?:\s(?P<code>{CURRENCY_CODE})(?![A-Za-z]))?"
+        rf"(?P<currency>{CURRENCY_SIGN}|{CURRENCY_CODE}|Rs\.?)\s?{_MONEY}(?:\s(?P<code>{CURRENCY_CODE})(?![A-Za-z]))?"
     ),
     _say_money,
 )
@@ -285,6 +291,7 @@ _WORD_RULES: tuple[Rule, ...] = (
     (re.compile(rf"(?:{_ABBREVIATION})(?![A-Za-z])", re.I), _say_abbreviation),
     (re.compile(r"(?:Dr|St)\."), _say_title_or_street),
     (re.compile(rf"(?P<first>{_WEEKDAY})\s?[-–]\s?(?P<last>{_WEEKDAY})", re.I), _say_weekdays),
+    (re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.I), _say_prefix),
     (re.compile(r"(?P<word>no|nos|nr|num|pp?|fig|sec)\.\s?(?=#?[A-Z]{0,4}-?[0-9])", re.I), _say_no),
     _MONEY_SIGN,
     *english_dates.WORD_RULES,
@@ -350,7 +357,8 @@ _DIGIT_RULES: tuple[Rule, ...] = (
 )
 
 _WORD = (
-    rf"(?<![A-Za-z0-9])(?:{english_dates.MONTH}|(?:nos?|nr|num|pp?|fig|sec)\.\s?[A-Za-z0-9#]|{CURRENCY_CODE}\s?[0-9]"
+    rf"(?<![A-Za-z0-9])(?:{english_dates.MONTH}|(?:nos?|nr|num|pp?|fig|sec)\.\s?[A-Za-z0-9#]"
+    rf"|(?:{CURRENCY_CODE}|Rs\.?)\s?[0-9]"
     rf"|(?:US|HK|NT|A|C|S)\$|(?:Dr|St)\.|{_WEEKDAY}\s?[-–]|[xX]{{3,}}[- ]?[0-9]|(?:{_ABBREVIATION})"
     r"|[A-Za-z]{1,40}(?:[@_0-9]|[./:-][A-Za-z0-9/]))"
 )

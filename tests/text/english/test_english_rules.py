@@ -101,6 +101,30 @@ ENGLISH = [
     ("Visit https://www.example.com/track.", "Visit w w w dot example dot com slash track."),
     ("192.168.1.1", "one nine two dot one six eight dot one dot one"),
     ("version v2.10.3", "version two point ten point three"),
+    # telephone numbers that end in zeros, and counts that do
+    ("Reach me at 4155552000", "Reach me at four one five five five five two zero zero zero"),
+    ("5000000 people, 1000000000 users", "five million people, one billion users"),
+    # India: lakhs and crores, rupees
+    ("₹5,25,000", "five hundred twenty five thousand rupees"),
+    ("INR 1,25,340.50", "one hundred twenty five thousand three hundred forty rupees and fifty paise"),
+    ("₹1,00,000", "one hundred thousand rupees"),
+    ("Rs. 12,500 or Rs 250.50", "twelve thousand five hundred rupees or two hundred fifty rupees and fifty paise"),
+    ("₹1.5 lakh, 2 crore", "one point five lakh rupees, two crore"),
+    ("1,2,3 and 100,200", "one,two,three and one hundred thousand two hundred"),
+    ("Your balance is -₹500.", "Your balance is minus five hundred rupees."),
+    # ranges of dates, and times and years in other forms
+    (
+        "valid 12/05/2026-12/09/2026",
+        "valid December fifth, twenty twenty six to December ninth, twenty twenty six",
+    ),
+    ("12/05-12/09", "December fifth to December ninth"),
+    ("2026-03-05-2026-03-08", "March fifth, twenty twenty six to March eighth, twenty twenty six"),
+    ("order 12-05-2026-7", "order one two, zero five, two zero two six, seven"),
+    ("opens at 9.30am, costs 9.30", "opens at nine thirty AM, costs nine point three zero"),
+    ("in the mid-1990s", "in the mid nineteen nineties"),
+    ("Your meeting is at 10 a.m. EST.", "Your meeting is at ten AM EST."),
+    ("est. 5 minutes. Call the billing dept.", "estimated five minutes. Call the billing department."),
+    (">90% of calls", "greater than ninety percent of calls"),
     ("123 Maple Dr. with Dr. Lee", "one hundred twenty three Maple Drive with Doctor Lee"),
     # markup
     ("**$29.00**", "twenty nine dollars"),
