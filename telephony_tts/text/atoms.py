@@ -19,6 +19,8 @@ _GLUE = frozenset("._:/%+-,@#&=~$€£¥￥°'’．，：／－＃")
 _CLAUSE_GLUE = frozenset(",:，：")
 _NUMERALS = frozenset("零〇一二三四五六七八九十百千万亿两点")
 _CLAUSE_END = re.compile(r"[，、；：](?!\d)[”’」』）)\"]*|[,;:][\"”’)]*(?=\s)|(?<!\d)[—–―]+(?!\d)")
+_GROUPS = re.compile(r"(?<![^\s\u2e80-\u9fff\uff00-\uffef])(?:[0-9]{1,8} ){1,5}$")
+"""Groups of digits before one more: "138 0013 8000"."""
 _LAST_WORD = re.compile(r"[^\s]+$")
 _ELLIPSIS = re.compile(r"[^\W_]\.{3,}$")
 
@@ -29,6 +31,14 @@ def held_tail(text: str) -> tuple[int, bool]:
     `is_atom` is false if the tail is an ordinary word so far ("exam" of "example.com"). The index is `len(text)` if
     nothing must be held back.
     """
+    index, is_atom = _held_word(text)
+    if is_atom and text[index : index + 1].isdigit() and (groups := _GROUPS.search(text, max(0, index - 60), index)):
+        index = groups.start()
+    return index, is_atom
+
+
+def _held_word(text: str) -> tuple[int, bool]:
+    """`held_tail` for a tail without blanks."""
     end = len(text.rstrip())
     if end < len(text):
         last = _LAST_WORD.search(text, 0, end)

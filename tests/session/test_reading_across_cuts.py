@@ -66,3 +66,21 @@ def test_a_sentence_without_letters_is_in_the_language_of_the_one_before() -> No
         "twelve forty five",
     ]  # fmt: skip
     assert [utterance.lang for _, utterance in world.submitted] == ["zh", "zh", "zh", "en", "en", "en"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest", "heard"),
+    [
+        ("您的手机号138 0013", " 8000。对吗？", "幺三八，零零幺三，八零零零。"),
+        ("The code is 12", " 34 56. Is that right?", "one two, three four, five six."),
+        ("The card is 4242 4242", " 4242 4242.", "four two four two, four two four two, four two four two, four two four two."),
+    ],
+)
+def test_a_number_in_groups_waits_for_a_slow_bot(begun: str, rest: str, heard: str) -> None:
+    world = World()
+    world.send(m.Text(begun, "a"))
+    world.run(1500)
+    assert not any(digit in "".join(spoken(world)) for digit in ("幺", "one", "four")), "half a number is not spoken"
+    world.send(m.Text(rest, "a", last=True))
+    world.run(8000)
+    assert heard in spoken(world)
