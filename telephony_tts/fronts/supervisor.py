@@ -126,6 +126,8 @@ class Supervisor:
         self._running: dict[int, Process] = {}
         self._ready: dict[int, Any] = {}
         """What the first front of each number serves."""
+        self._ready_now: set[int] = set()
+        """The numbers of the fronts whose present process is ready."""
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failure: TelephonyTTSError | None = None
@@ -163,7 +165,7 @@ class Supervisor:
     def reload(self) -> None:
         """SIGHUP came: the fronts read their files again."""
         for number, process in self._running.items():
-            if number in self._ready:  # one that starts reads them anyway, and would be ended by the signal
+            if number in self._ready_now:  # one that starts reads them anyway, and would be ended by the signal
                 with suppress(ProcessLookupError):
                     process.send_signal(signal.SIGHUP)
 
@@ -264,6 +266,7 @@ class Supervisor:
                 process.terminate()
 
         def is_ready(message: FrontReady) -> None:
+            self._ready_now.add(number)
             self._ready.setdefault(number, message.served)
             if len(self._ready) == len(self._configs):
                 self._all_ready.set()
@@ -271,6 +274,7 @@ class Supervisor:
         try:
             return await _run(_FRONT_CHILD, order, listening, begun, is_ready)
         finally:
+            self._ready_now.discard(number)
             self._running.pop(number, None)
 
     def _remove_traces(self, number: int, name: str) -> None:

@@ -319,6 +319,8 @@ class Server:
                     await asyncio.wait([relay.over for relay in self._relays])
         except TimeoutError:
             return False
+        finally:
+            self._drain_limit = None  # another signal may still come
         return True
 
     def stop_at_once(self) -> None:

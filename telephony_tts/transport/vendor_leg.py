@@ -346,6 +346,8 @@ class VendorLeg:
                 self._n_samples[event.turn] = event.from_ms * self._call.session.settings.rate_hz // 1000
         if not isinstance(event, VendorEvent):
             return None
+        if isinstance(event, m.ErrorEvent) and event.code == "too_many_marks":
+            return None  # it concerns a mark of SSML, of which nobody is told
         turn = event.turn
         if isinstance(event, m.TurnSent):
             self._send_gathered()
@@ -406,11 +408,15 @@ class VendorLeg:
         payload = encoder.feed(CODECS[options.codec].decode(frames)) if frames else b""
         return payload + encoder.finish() if is_whole else payload
 
-    def _send(self, wires: Iterable[Wire | CloseSocket]) -> None:
+    def _send(self, wires: Iterable[Wire | CloseSocket | m.Clear]) -> None:
         for wire in wires:
             if isinstance(wire, CloseSocket):
                 self._connection.end(wire.code, wire.reason)
                 return
+            if isinstance(wire, m.Clear):
+                # Not now: the call is in the middle of its effects.
+                asyncio.get_running_loop().call_soon(self._call.receive, wire)
+                continue
             metrics.SENT_BYTES.labels(leg="bot").inc(len(wire[0]))
             self._connection.send_now(*wire)
 

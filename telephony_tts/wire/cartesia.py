@@ -49,6 +49,8 @@ MAX_CONTEXTS = 1_000
 MAX_SENT_TURNS = 8
 
 ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
+SILENCE = {"pcm_s16le": bytes(2), "pcm_f32le": bytes(4), "pcm_mulaw": b"\xff", "pcm_alaw": b"\xd5"}
+"""A silent sample in each encoding."""
 RATES_HZ = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 G711_RATE_HZ = 8_000
 OWN_VOICE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -126,6 +128,8 @@ class SpeechContext:
 
     id: str
     request: ContextRequest | None = None
+    audio: AudioFormat | None = None
+    """Set before its first turn."""
     segments: deque[ContextSegment] = field(default_factory=deque)
     """Those that are not spoken to their end, and the flushes that wait for them."""
     sent: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SENT_TURNS))
@@ -251,12 +255,8 @@ class CartesiaContexts:
                 segment = ContextSegment(str(self._n_turns), context.n_flushes + 1)
                 context.segments.append(segment)
                 self._turns[segment.turn] = context
-            turns = self._turns_of(context)
             yield Text(text, segment.turn)
-            if context.end:
-                yield from map(Clear, turns)  # the text was refused, so what came before it shall not be spoken either
-                return
-            if segment.is_open:
+            if context.end or segment.is_open:
                 return
             # The turn had given way to the turn of another context, so this text begins a new one.
 
@@ -264,8 +264,8 @@ class CartesiaContexts:
         """Set the voice and the audio format for a turn of the context."""
         request = context.request
         assert request is not None
-        wanted = request.audio
-        if wanted is not None and wanted != self._audio:
+        wanted = context.audio = context.audio or request.audio or self._audio
+        if wanted != self._audio:
             if self._turns and self.options.call is None:
                 what = f"this connection carries {self._audio} while a context is spoken, not {wanted}: use the same "
                 what += "output_format in all contexts, or a connection for each format"
@@ -321,8 +321,15 @@ class CartesiaContexts:
         if segment.begins_s is None:
             segment.begins_s = context.length_s
         if payload:
-            context.length_s += len(payload) / (2 if self.options.codec == "pcm" else 1) / self.options.rate_hz
-            data = base64.b64encode(self._encoded(payload)).decode()
+            length_s = len(payload) / (2 if self.options.codec == "pcm" else 1) / self.options.rate_hz
+            context.length_s += length_s
+            if self.options.call is None:
+                payload = self._encoded(payload)
+            else:
+                # It is silence, in the format of the context that began last.
+                assert context.audio is not None
+                payload = SILENCE[context.audio.encoding] * round(length_s * context.audio.rate_hz)
+            data = base64.b64encode(payload).decode()
             yield _message_of(context, "chunk", data=data, step_time=0.0, flush_id=segment.number)
         if spoken is None or context.request is None or not context.request.timestamps:
             return
@@ -340,7 +347,7 @@ class CartesiaContexts:
         samples = struct.unpack(f"<{n_samples}h", payload)
         return struct.pack(f"<{n_samples}f", *(sample / 32768 for sample in samples))
 
-    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket]:
+    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket | Clear]:
         match event:
             case TurnSent(turn):
                 if (context := self._turns.pop(turn, None)) is not None:
@@ -359,7 +366,9 @@ class CartesiaContexts:
             case ErrorEvent():
                 context = self._turns.get(event.turn or event.about or "") or self._opening
                 if context is not None and not context.end:
+                    turns = self._turns_of(context)
                     self._over(context, "error")
+                    yield from (Clear(turn) for turn in turns if turn != event.turn)
                     status = _STATUS.get(event.code, 503 if event.retryable else 500)
                     yield _error(context.id, status, event.code, event.message)
 

@@ -172,7 +172,7 @@ class DashScopeTasks:
             return
         task = _read_task(task_id, header, payload)
         if task.audio != self._audio:
-            if self._tasks and self.options.call is None:
+            if self._tasks:
                 raise BadField("format and sample_rate must be those of the tasks that still run on this connection")
             self._audio = task.audio
             step = _change_audio(*task.audio)
@@ -285,7 +285,7 @@ class DashScopeTasks:
         yield _result(task, {"type": "sentence-synthesis"})
         yield payload, False
 
-    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket]:
+    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket | Clear]:
         if event.turn is None:
             if isinstance(event, ErrorEvent):
                 if event.fatal:
@@ -317,7 +317,7 @@ class DashScopeTasks:
                     found, type="interrupted", reason=event.reason, heard_text=event.heard_text, heard_ms=event.heard_ms
                 )
             case ErrorEvent():
-                self._forget(found)
+                yield from (Clear(turn) for turn in self._forget(found) if turn != event.turn)
                 yield _failed(found.id, *_reason(event))
             case WarningEvent("turn_timeout") if found.takes_text:
                 found.is_timed_out = True  # what it has is spoken to its end

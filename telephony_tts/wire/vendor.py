@@ -14,7 +14,16 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from telephony_tts.wire.fields import Wire, clean
-from telephony_tts.wire.messages import Cleared, ErrorEvent, FromBot, SentenceSpoken, SpokenText, TurnSent, WarningEvent
+from telephony_tts.wire.messages import (
+    Clear,
+    Cleared,
+    ErrorEvent,
+    FromBot,
+    SentenceSpoken,
+    SpokenText,
+    TurnSent,
+    WarningEvent,
+)
 
 MAX_OPTIONS = 64
 
@@ -114,8 +123,8 @@ class VendorDialect(Protocol):
     def audio(self, turn: str, payload: bytes, spoken: SpokenText | None) -> Iterable[Wire]:
         """Audio of a turn, in the codec of `options`. With a container `payload` may be empty."""
 
-    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket]:
-        """An event of the call."""
+    def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket | Clear]:
+        """An event of the call. `Clear` is for a turn that shall not be spoken because of it."""
 
 
 def to_wire(message: Mapping[str, Any]) -> Wire:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
-from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.api import Chunk, Pcm, Utterance
+from telephony_tts.errors import EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -606,3 +607,55 @@ def test_a_cancel_empties_the_phones_buffer_in_a_joined_call() -> None:
             await phone.hang_up()
 
     run(main, within_s=TIMEOUT_S * 4)
+
+
+class Refusing(Tones):
+    """Cannot speak one text."""
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        if utterance.text == "This one is broken.":
+            await asyncio.sleep(0.1)  # the other pieces have come meanwhile
+            raise EngineError("it broke")
+        async for chunk in super().synthesize(utterance):
+            yield chunk
+
+
+def test_nothing_of_a_context_that_failed_is_heard_in_a_joined_call() -> None:
+    """Pinned: its other pieces were spoken, and the next context waited behind them."""
+
+    async def main() -> None:
+        async with serving(Refusing()) as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            async with client(rig, call="CA1") as bot:
+                await bot.push("t1", "This one is broken.", flush=True)
+                await bot.push("t1", LONG, flush=True)
+                await bot.push("t1", LONG, more=False)
+                await bot.one("t1", "error")
+                await bot.push("t2", SECOND, more=False)
+                await bot.one("t2", "done")
+                assert_spoken(decoded(phone.played), [SECOND])
+                assert [each["type"] for each in bot.messages if each["context_id"] == "t1"] == ["error"]
+            await phone.hang_up()
+
+    run(main)
+
+
+def test_contexts_of_a_joined_call_have_silence_in_their_own_formats() -> None:
+    """Pinned: the second context changed the format of the first one's silence."""
+
+    async def main() -> None:
+        wide = {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 24000}
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone, client(rig, call="CA1") as bot:
+            await phone.start()
+            await bot.push("t1", FIRST, more=False, output_format=MULAW)
+            await bot.one("t1", "chunk")
+            await bot.push("t2", SECOND, more=False, output_format=wide, add_timestamps=True)
+            await bot.one("t2", "done")
+            for context, text, sample, rate_hz in (("t1", FIRST, b"\xff", 8000), ("t2", SECOND, bytes(4), 24000)):
+                silence = bot.bytes_of(context)
+                assert silence == sample * (len(silence) // len(sample)), context
+                assert len(silence) // len(sample) == pytest.approx(rendering([text], rate_hz).size, rel=0.05), context
+            assert bot.words_of("t2")[-1][2] == pytest.approx(0.06 * len(SECOND), abs=0.2)
+            await phone.hang_up()
+
+    run(main)

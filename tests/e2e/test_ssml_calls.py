@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 from rig import Tones, decoded, rendering, run, serving, speech_settings, until
+from websockets.asyncio.client import connect
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +65,36 @@ def test_a_clear_inside_markup() -> None:
             await bot.send({"type": "say", "turn": "b", "text": "<speak>a & b</speak>"})
             assert (await bot.event("warning"))["code"] == "bad_markup"
             await bot.event("done")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        ("/v1/text-to-speech/tone/multi-stream-input?output_format=pcm_8000", [{"context_id": "c", "text": "TEXT"}]),
+        (
+            "/api-ws/v1/inference",
+            [
+                {"header": {"action": "run-task", "task_id": "t"}, "payload": {"parameters": {"format": "pcm"}}},
+                {"header": {"action": "continue-task", "task_id": "t"}, "payload": {"input": {"text": "TEXT"}}},
+            ],
+        ),
+        ("/jambonz/tts", [{"type": "stream", "text": "TEXT"}, {"type": "flush"}]),
+    ],
+)
+def test_too_many_marks_are_no_error_for_clients_that_are_told_of_no_marks(path: str, messages: list[Any]) -> None:
+    """Pinned: the connection was closed, or the task failed."""
+
+    async def main() -> None:
+        async with serving(speech=speech_settings(pending_marks=1)) as rig:
+            async with connect(rig.url(path), proxy=None, max_queue=None) as socket:
+                text = '<speak>One.<mark name="a"/><mark name="b"/> Two.</speak> '
+                for message in messages:
+                    await socket.send(json.dumps(message).replace("TEXT", json.dumps(text)[1:-1]))
+                await until(lambda: rig.engine.spoken == ["One.", "Two."], "the speech")  # type: ignore[attr-defined]
+            heard = [message async for message in socket if isinstance(message, str)]
+            assert not any("error" in message or "failed" in message for message in heard), heard
 
     run(main)
 

@@ -169,6 +169,23 @@ def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
     run(main)
 
 
+def test_a_second_signal_behind_the_drain_is_no_error() -> None:
+    """The server may still be closing. Pinned: it raised RuntimeError in the signal's handler."""
+
+    async def main() -> None:
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_calls_s=60), _catalog(Tones()))
+        async with server.running():
+            bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
+            await bot.event("ready")
+            draining = asyncio.create_task(server.drain())
+            await until(lambda: server.draining, "the drain")
+            await bot.aclose()
+            await asyncio.wait_for(draining, 2)
+            server.stop_at_once()
+
+    run(main)
+
+
 def test_a_port_in_use_is_an_error_of_the_system_not_a_group() -> None:
     async def main() -> None:
         async with serving() as rig:

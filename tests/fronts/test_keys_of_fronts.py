@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from forked_process import Forks
+from forked_process import ForkServer
 from front_server import FrontServer, front_server
 from rig import Bot, greeted, run, until
 from websockets.exceptions import InvalidStatus
@@ -42,7 +42,7 @@ async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bo
         yield bot
 
 
-def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path, forks: Forks) -> None:
+def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path, forks: ForkServer) -> None:
     async def main(server: FrontServer) -> None:
         async with bot_at(server, 0, "one") as first:
             await first.say("Ten chars.", "a")
@@ -69,7 +69,7 @@ def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path, fork
         run(lambda: main(server), within_s=60)
 
 
-def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: Path, forks: Forks) -> None:
+def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: Path, forks: ForkServer) -> None:
     async def main(server: FrontServer) -> None:
         async def interrupted(front: int, call: str) -> None:
             async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ def test_a_stop_rule_turns_an_arm_off_at_all_fronts_by_the_calls_of_all(short: P
         run(lambda: main(server), within_s=90)
 
 
-def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path, forks: Forks) -> None:
+def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Path, forks: ForkServer) -> None:
     async def main(server: FrontServer) -> None:
         async def is_let_in(front: int) -> bool:
             try:
@@ -122,6 +122,24 @@ def test_a_hangup_signal_to_the_server_has_every_front_read_its_files(short: Pat
         assert server.served.poll() is None
 
     keys = write_keys(short, calls=0)
+    with front_server(short, f"keys.file={keys}", "keys.check_s=0", forks=forks) as server:
+        run(lambda: main(server), within_s=60)
+
+
+def test_a_hangup_signal_leaves_a_front_alone_that_is_being_started_again(short: Path, forks: ForkServer) -> None:
+    """Pinned: it killed the front, which has no handler yet."""
+
+    async def main(server: FrontServer) -> None:
+        victim = server.pids[1]
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: server.pids[1] != victim, "it is being started again")
+        server.served.send_signal(signal.SIGHUP)
+        with server.stopped(0):
+            async with greeted(server.url(), ACME):  # it is ready
+                pass
+        assert [line["how"] for line in server.logged("front_ended")] == ["SIGKILL"]
+
+    keys = write_keys(short)
     with front_server(short, f"keys.file={keys}", "keys.check_s=0", forks=forks) as server:
         run(lambda: main(server), within_s=60)
 
@@ -168,7 +186,7 @@ def test_a_front_whose_use_cannot_be_written_or_read_says_so_once_and_goes_on(
         folder.remove()
 
 
-def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path, forks: Forks) -> None:
+def test_a_front_that_cannot_share_the_use_of_keys_keeps_its_calls(short: Path, forks: ForkServer) -> None:
     """Pinned: it ended with all its calls when the use of a key changed and could not be written, and text of a key
     with a limit ended its call when the use of the others could not be read."""
 

@@ -42,6 +42,8 @@ class Bot:
         self.dialect: CartesiaContexts = open_contexts(target)
         self.fields = FIELDS | fields
         self.told: list[dict[str, Any]] = []
+        self.dropped: list[Clear] = []
+        """What events have cleared."""
 
     def send(self, message: Any) -> list[Step]:
         data = message if isinstance(message, bytes) else json.dumps(message).encode()
@@ -57,7 +59,12 @@ class Bot:
         return self.send({**self.fields, "context_id": context, "transcript": transcript, "continue": more, **fields})
 
     def event(self, event: Any) -> None:
-        self.told += [json.loads(wire[0]) for wire in self.dialect.event(event)]
+        for step in self.dialect.event(event):
+            if isinstance(step, Clear):
+                self.dropped.append(step)
+            else:
+                assert isinstance(step, tuple)
+                self.told.append(json.loads(step[0]))
 
     def audio(self, turn: str, payload: bytes = b"\0\0", spoken: SpokenText | None = None) -> None:
         self.told += [json.loads(wire[0]) for wire in self.dialect.audio(turn, payload, spoken)]
@@ -204,6 +211,30 @@ def test_text_behind_the_end_of_the_text_ends_the_context_with_an_error() -> Non
     assert bot.told[0]["error_code"] == "context_closed"
 
 
+def test_a_piece_that_fails_takes_the_other_pieces_of_its_context_with_it() -> None:
+    bot = Bot()
+    for text in ("One.", "Two.", "Three."):
+        bot.push("a", text, flush=True)
+    bot.push("b", "Four.", more=False)
+    bot.event(ErrorEvent("engine_failed", "it broke", turn="1"))
+    assert bot.dropped == [Clear("3"), Clear("2")]
+    bot.audio("2")
+    bot.event(TurnSent("4"))
+    assert bot.kinds == [("a", "error"), ("b", "done")]
+
+
+def test_text_that_the_session_refuses_ends_its_context_with_what_came_before_it() -> None:
+    bot = Bot()
+    bot.push("a", "One.", flush=True)
+    bot.push("a", "Two.")
+    steps = bot.dialect.decode(json.dumps({**FIELDS, "context_id": "a", "transcript": "Three."}).encode(), True)
+    for step in steps:
+        assert step == Text("Three.", "2")
+        bot.event(ErrorEvent("rate_limited", "too fast", about="2", retryable=True))
+    assert bot.dropped == [Clear("2"), Clear("1")]
+    assert [(each["type"], each["status_code"]) for each in bot.told] == [("error", 429)]
+
+
 @pytest.mark.slow
 def test_ten_thousand_contexts_are_not_all_remembered() -> None:
     bot = Bot()
@@ -279,6 +310,19 @@ def test_a_joined_call_has_its_own_format() -> None:
     # The phone's format stays. The client gets silence in the format that it asks for.
     assert bot.push("b", "Two.") == [ChangeAudio("ulaw", 8000), VOICE, Text("Two.", "2")]
     assert bot.told == []
+
+
+def test_the_silence_of_a_joined_call_has_the_format_of_its_context() -> None:
+    alaw, floats = {**PCM, "encoding": "pcm_alaw"}, {**PCM, "encoding": "pcm_f32le", "sample_rate": 22050}
+    bot = Bot("/tts/websocket?call=CA1", output_format=alaw)
+    bot.push("a", "One.", flush=True)
+    bot.push("b", "Two.", output_format=floats)
+    bot.push("a", "Three.", output_format=None)
+    options = bot.dialect.options
+    payload = {"pcm": b"\0\0", "ulaw": b"\xff", "alaw": b"\xd5"}[options.codec] * (options.rate_hz // 10)
+    for turn in "123":
+        bot.audio(turn, payload)
+    assert [base64.b64decode(each["data"]) for each in bot.told] == [b"\xd5" * 800, bytes(4 * 2205), b"\xd5" * 800]
 
 
 def test_samples_become_floats() -> None:

@@ -60,6 +60,8 @@ class Talk:
         """Why each reply was a refusal, or empty."""
         self.on_step: dict[type, m.ErrorEvent] = {}
         """Errors that the session answers a kind of step with."""
+        self.cleared: list[m.Clear] = []
+        """What events have cleared."""
 
     def send(self, message: str | bytes | dict[str, Any]) -> list[Step]:
         data = json.dumps(message) if isinstance(message, dict) else message
@@ -83,6 +85,9 @@ class Talk:
     def _take(self, wires: Iterable[Any]) -> None:
         for wire in wires:
             assert not isinstance(wire, CloseSocket)
+            if isinstance(wire, m.Clear):
+                self.cleared.append(wire)
+                continue
             self.got.append(json.loads(wire[0]) if wire[1] else wire[0])
 
     def took(self) -> list[Any]:
@@ -251,8 +256,9 @@ def test_a_cancel_clears_all_turns_of_the_task_and_no_other() -> None:
     assert talk.send(message("finish-task", "other", {"directive": "cancel"})) == [m.Clear("3")]
 
 
-def test_the_format_may_change_between_tasks_and_not_among_them() -> None:
-    talk = Talk()
+@pytest.mark.parametrize("target", ["/api-ws/v1/inference", "/api-ws/v1/inference?call=CA1"])
+def test_the_format_may_change_between_tasks_and_not_among_them(target: str) -> None:
+    talk = Talk(target)
     assert talk.send(run_task("a", format="ulaw"))[0] == ChangeAudio("ulaw", 8000)
     assert (talk.dialect.options.codec, talk.dialect.options.rate_hz) == ("ulaw", 8000)
     assert talk.send(run_task("b")) == []
@@ -415,6 +421,18 @@ def test_a_turn_that_the_engine_cannot_speak_fails_the_task() -> None:
     assert talk.took() == ["task-started", ("task-failed", "InternalError", "out of memory")]
     talk.hear("1", b"aa")
     assert talk.send(TEXTS[0]) == [] and talk.took() == []
+
+
+def test_a_task_that_fails_takes_its_other_turns_with_it() -> None:
+    talk = Talk()
+    talk.send(run_task("a"))
+    talk.send(run_task("b"))
+    talk.on_step[m.Text] = m.ErrorEvent("turn_closed", "turn 1 was ended", about="1")
+    assert m.Text("Yes.", "3") in talk.send(speak("Yes.", "a")), "its first turn has given way, and is still being sent"
+    talk.tell(m.ErrorEvent("engine_failed", "out of memory", turn="3"))
+    assert talk.cleared == [m.Clear("1")]
+    talk.hear("1", b"aa")
+    assert talk.took()[2:] == [(("a", "task-failed"), "InternalError", "out of memory")]
 
 
 def test_text_that_the_session_refuses_fails_the_task() -> None:

@@ -138,7 +138,7 @@ def vendor_reader(vendor: Vendor) -> Callable[[bytes], None]:
         for number, turn in enumerate(turns):
             check_wires(dialect.audio(turn, bytes(320), None))
             ended = m.TurnSent(turn) if number % 2 else m.ErrorEvent("engine_error", "it failed", turn=turn)
-            check_wires(wire for wire in dialect.event(ended) if not isinstance(wire, CloseSocket))
+            check_wires(wire for wire in dialect.event(ended) if not isinstance(wire, CloseSocket | m.Clear))
 
     return read
 
