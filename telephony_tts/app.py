@@ -880,6 +880,8 @@ async def findings(config: Config) -> list[dict[str, Any]]:
             told, complaint = await doctor.communicate(pickle.dumps(config))
     except TimeoutError as error:
         raise EngineError(f"the examination took longer than {_DOCTOR_S:.0f} s") from error
+    except RuntimeError as error:  # of uvloop, if the process has ended before it could be written to
+        raise EngineError("the examination failed: its process ended at once") from error
     finally:
         if doctor.returncode is None:
             doctor.kill()
@@ -981,12 +983,18 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
 
 def config_of_front(config: Config, number: int, n: int) -> Config:
     """The configuration of one of `n` fronts: its part of the engines' threads, of the requests that other engines
-    serve at once, and of the memory for audio."""
+    serve at once, and of the memory for audio. Raises ConfigError if there are fewer slots than fronts."""
 
     def part(whole: int) -> int:
         return max(min(1, whole), whole // n + (number < whole % n))
 
     engines, phrases, sounds = config.engines, config.phrases, config.sounds
+    for name, each in engines.others.items():
+        if each.slots is not None and each.slots < n:
+            raise ConfigError(
+                f"engines.others.{name}.slots is {each.slots}, too few for {n} processes (server.processes): each "
+                f"process needs one. Set server.processes to at most {each.slots}"
+            )
     return replace(
         config,
         engines=replace(

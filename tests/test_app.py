@@ -7,14 +7,15 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from clean_run import until
 from log_lines import lines
 
-from telephony_tts import app, config
+from telephony_tts import app, config, event_loop
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import SoundError
+from telephony_tts.errors import EngineError, SoundError
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.transport import sound_store
@@ -215,3 +216,16 @@ def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.Mo
         asyncio.run(main())
     finally:
         end_of_wait.set()
+
+
+def test_an_examination_whose_process_ends_at_once_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop may have seen its end before the configuration is written, or not."""
+    monkeypatch.setattr(app, "sys", SimpleNamespace(executable="/bin/false"))
+    settings = config.load(None, {}, {})
+
+    async def main() -> None:
+        for _ in range(25):
+            with pytest.raises(EngineError, match="the examination failed"):
+                await app.findings(settings)
+
+    event_loop.run(main())

@@ -114,7 +114,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.others.triton": row("errors", "grpc numpy"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
-    "telephony_tts.engines.cosyvoice2.voice_service": row("errors daemon_pool"),
+    "telephony_tts.engines.cosyvoice2.voice_service": row("errors clock daemon_pool"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
     "telephony_tts.engines.cosyvoice2.text": row("errors clock", not_stdlib=TASKS | IO),
     "telephony_tts.engines.cosyvoice2.text.tokenizer": row("errors", "tokenizers", TASKS),
@@ -173,7 +173,7 @@ TABLE: dict[str, Row] = {
     # A composition root of its own: a front is the whole server.
     "telephony_tts.fronts.front_process": EVERYTHING,
     "telephony_tts.fronts.shared_engine_process": EVERYTHING,
-    "telephony_tts.fronts.shared_voices": row("engines.api"),
+    "telephony_tts.fronts.shared_voices": row("errors engines.api"),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("clock errors logs daemon_pool audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),

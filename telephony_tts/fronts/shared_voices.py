@@ -10,6 +10,7 @@ import asyncio
 from typing import Protocol
 
 from telephony_tts.engines.api import Voice
+from telephony_tts.errors import EngineError
 
 LOOK_S = 1.0
 """After so long the engine has looked at the folder, and told it."""
@@ -43,9 +44,10 @@ class SharedVoices:
         await asyncio.sleep(LOOK_S)
 
     async def until_known(self, name: str) -> None:
-        """Return when the engine has said that it has a voice that it does not list. The first question for it has no
-        answer yet. Gives up silently: then the voice is unknown, and the client is told so."""
+        """Return when the engine has said that it has a voice, listed or not. The first question for it has no answer
+        yet. Raises EngineError if the engine does not know it in time."""
         for _ in range(_MOST_QUESTIONS):
             if self._engine.find_voice(name) is not None:
                 return
             await asyncio.sleep(_ASK_S)
+        raise EngineError("the engine has not said that it has the voice")

@@ -208,6 +208,8 @@ class _Reader:
         self.story: list[tuple[float, str, str]] = []
         self._speaking_ms: float | None = None
         self._paused_ms: float | None = None
+        self._unpaused_ms: float | None = None
+        """When the last turn that had begun ended in the pause. That ended the pause, unless `resumed` follows."""
         self._sentences: dict[tuple[str, int], float] = {}
         """Where the turn's audio begins, by turn and index of the sentence."""
         self._text: tuple[str, int] | None = None
@@ -225,8 +227,7 @@ class _Reader:
     def end(self, length_ms: float) -> None:
         if self._speaking_ms is not None:
             self.lanes["speaking"].append(Span(self._speaking_ms, length_ms))
-        if self._paused_ms is not None:
-            self.lanes["paused"].append(Span(self._paused_ms, length_ms))
+        self._end_pause(length_ms)
 
     def _turn(self, row: dict[str, Any]) -> TurnFigures:
         turn = str(row["turn"])
@@ -259,6 +260,7 @@ class _Reader:
                 cut_in = ", which interrupted" if row.get("interrupted") else ""
                 self.story.append((begin_ms, "caller", f"spoke for {float(row.get('spoken_ms', 0)):.0f} ms{cut_in}"))
             case "started":
+                self._end_pause(ms)  # nothing begins in a pause
                 turn = self._turn(row)
                 turn.begin_ms = turn.base_ms = float(row.get("heard_ms", ms))
                 turn.first_audio_ms = float(row.get("first_audio_ms", 0))
@@ -273,7 +275,10 @@ class _Reader:
             case "mark":
                 self.ticks.append(Tick(ms, "mark", f"{row['name']} ({row['state']})"))
             case "paused":
-                self._paused_ms = ms
+                if self._unpaused_ms is not None:
+                    self._end_pause(ms)
+                if self._paused_ms is None:
+                    self._paused_ms = ms  # else the bot takes over a pause by voice
                 self.ticks.append(Tick(ms, "interruption", "paused"))
             case "resumed":
                 self._resumed(ms, row)
@@ -302,13 +307,19 @@ class _Reader:
             start_ms, end_ms = base_ms + float(word["start_ms"]), base_ms + float(word["end_ms"])
             self.lanes["words"].append(Span(start_ms, end_ms, str(word["text"]), str(row["turn"])))
 
+    def _end_pause(self, ms: float) -> None:
+        """A pause, if there is one, ends at `ms` or has ended with its last turn."""
+        if self._paused_ms is not None:
+            self.lanes["paused"].append(Span(self._paused_ms, ms if self._unpaused_ms is None else self._unpaused_ms))
+        self._paused_ms = self._unpaused_ms = None
+
     def _resumed(self, ms: float, row: dict[str, Any]) -> None:
         """The turn goes on from a moment of its audio: what follows that moment is heard from now on."""
         turn, paused_ms = self._turn(row), self._paused_ms
         if paused_ms is None:
             return
-        self._paused_ms = None
-        self.lanes["paused"].append(Span(paused_ms, ms))
+        self._unpaused_ms = None
+        self._end_pause(ms)
         base_ms = turn.base_ms if turn.base_ms is not None else paused_ms - float(row["from_ms"])
         turn.base_ms = ms - float(row["from_ms"])
         from_ms, late_ms = base_ms + float(row["from_ms"]), turn.base_ms - base_ms
@@ -326,6 +337,9 @@ class _Reader:
     def _ended(self, ms: float, kind: str, row: dict[str, Any]) -> None:
         turn = self._turn(row)
         turn.end_ms, turn.outcome = ms, kind
+        is_paused = self._paused_ms is not None and self._unpaused_ms is None
+        if is_paused and not any(each.begin_ms is not None and not each.outcome for each in self.turns.values()):
+            self._unpaused_ms = ms
         latency = row.get("latency") or {}
         for stage, _ in STAGES:
             if isinstance(latency.get(stage), int | float):

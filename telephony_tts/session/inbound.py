@@ -26,9 +26,15 @@ class Inbound:
     def configure(self, message: Configure) -> None:
         """Take the settings of the caller's audio from the message."""
         self.form = message.inbound or self.form
-        if message.inbound_codec is not None or message.inbound_rate_hz is not None:
-            self._codec, self._rate_hz = message.inbound_codec, message.inbound_rate_hz
-            self._choose()
+        codec, rate_hz = message.inbound_codec, message.inbound_rate_hz
+        if codec is None and rate_hz is None:
+            return
+        self._rate_hz = rate_hz or self._rate_hz
+        if codec is not None:
+            self._codec = codec
+            if rate_hz is None and self._rate_hz not in CODECS[codec].rates_hz:
+                self._rate_hz = None  # the bot asked for it with another codec
+        self._choose()
 
     def media(self, heard: tuple[str, int], spoken: tuple[str, int]) -> None:
         """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. The bot gets
@@ -41,7 +47,7 @@ class Inbound:
             return
         payload = audio.payload if self._transcoder is None else self._transcoder.feed(audio.payload)
         if payload:
-            self._out.append(InboundAudio(payload, audio.timestamp_ms or 0))
+            self._out.append(InboundAudio(payload, audio.timestamp_ms or 0, self.form))
 
     def _choose(self) -> None:
         """Begin a new stream. A format that cannot be made is reported to the bot, which then gets the media leg's."""

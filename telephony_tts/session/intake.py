@@ -100,6 +100,8 @@ class Intake:
             self._refuse("turn_closed", f"turn {turn.id} was ended; its text is complete", about=turn.id)
             return
         elif not self._fits(turn, len(text), now_ns):
+            if last:
+                self.close_turn(turn, now_ns)
             return
         turn.append(text, now_ns)
         if turn.markup is not None:
@@ -223,7 +225,7 @@ class Intake:
 
     def _may_mark(self, name: str, turn: Turn) -> bool:
         """Whether one more mark may wait. Otherwise it ends here."""
-        n_pending = sum(len(turn.marks) for turn in self._turns)
+        n_pending = sum(not mark.is_ours for turn in self._turns for mark in turn.marks.live)
         if n_pending < self.settings.pending_marks:
             return True
         self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {name} was not set", turn=None)

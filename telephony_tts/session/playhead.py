@@ -14,6 +14,8 @@ _FIRST_MARK = "0.0"
 """The wire name of the mark before all speech. The turns are numbered from 1."""
 _STALL_NS = 100_000_000
 """A report that is so much later than the one before it is about a peer that has stopped. Networks delay less."""
+_AT_PEER = frozenset({MarkState.SENT, MarkState.TIMED})
+"""The states of a mark whose audio the peer has, and which has not ended."""
 
 
 class Playhead:
@@ -88,7 +90,10 @@ class Playhead:
         self._peer_has_reported = True
         if turn.anchor is None or turn.anchor[0] <= mark.sample:  # the mark of a first frame is sent before all others
             turn.anchor = (mark.sample, now_ns)
-        self._end(turn, mark, MarkState.PLAYED)
+        for each in turn.marks:
+            # The peer has also played up to the marks before this one, though a report of them may be lost.
+            if each.state in _AT_PEER and each.sample <= mark.sample:
+                self._end(turn, each, MarkState.PLAYED)
         late = self._lateness(turn, mark.sample, now_ns)
         if late is not None and turn.playout.t0_ns is not None:
             t0_ns, before_ns = turn.late
@@ -156,6 +161,22 @@ class Playhead:
                     # Until the peer says more, the playhead may stay where it is.
                     least_ns = 1 if state is MarkState.PLACED else turn.playout.ptime_ns
                     wake.append(now_ns + max(least_ns, ahead_ns))
+                return
+            self._end(turn, mark, MarkState.PLAYED)
+
+    def report_overdue(self, turn: Turn, timeout_ns: int, now_ns: int, wake: list[int]) -> None:
+        """If the peer has never reported a mark, report the bot's marks that were due `timeout_ns` ago. Marks of ours
+        stay: one that comes back late still tells that the peer reports. A peer that plays files does report."""
+        if self._peer_has_reported or turn.settings.whole_sentences:
+            return
+        for mark in [mark for mark in turn.marks.live if not mark.is_ours and mark.state is not MarkState.ASKED]:
+            if mark.state is MarkState.PLACED or turn.playout.t0_ns is None:
+                # Its frame is due later, so it is not overdue before this.
+                wake.append(now_ns + timeout_ns)
+                return
+            at_ns = turn.playout.heard_at_ns(mark.sample * _S // self.rate_hz) + timeout_ns
+            if now_ns < at_ns:
+                wake.append(at_ns)
                 return
             self._end(turn, mark, MarkState.PLAYED)
 

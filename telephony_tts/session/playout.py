@@ -77,6 +77,11 @@ class Playout:
             played_ns = min(before_gap_ns, played_ns + self.gap_ns)
         return max(0, min(played_ns, self.n_sent * self.ptime_ns))
 
+    def heard_at_ns(self, audio_ns: int) -> int:
+        """When so much of the sent audio was heard, or will be, if the peer plays on our schedule."""
+        assert self.t0_ns is not None
+        return self.t0_ns + audio_ns - (self.gap_ns if audio_ns <= self.n_before_gap * self.ptime_ns else 0)
+
     def end_ns(self) -> int:
         """When the last sent frame will have been heard."""
         return self.due_ns()

@@ -20,6 +20,9 @@ FRAMES_PER_POLL = 32
 _OFTEN_NS = 100_000_000
 _USUAL_NS = 1_000_000_000
 """How much of a turn lies between two marks of ours: behind a peer that stops in the middle of speech, and usually."""
+_MOST_OURS = 256
+"""So many marks of ours may wait in a turn before the next in the middle of speech is left out. A peer may never report
+any, and hold music may last for hours."""
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
 
@@ -241,7 +244,9 @@ class Sender:
         if not self.peer_marks or self.most_marks is not None or turn.settings.whole_sentences:
             return False
         every_ns = _OFTEN_NS if self.marks_often else _USUAL_NS
-        return not turn.playout.n_sent % max(1, every_ns // turn.playout.ptime_ns)
+        if turn.playout.n_sent % max(1, every_ns // turn.playout.ptime_ns):
+            return False
+        return sum(mark.is_ours for mark in turn.marks.live) < _MOST_OURS
 
     def _sent_all(self, turn: Turn) -> None:
         turn.sent_all = True

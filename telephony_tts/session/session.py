@@ -109,11 +109,12 @@ class Session:
 
     def new_bot(self, limits: CallLimits, *, tells_sent: bool = False) -> None:
         """Another bot speaks from now on, or the same one after it left: its turn ids and its voice settings begin
-        anew. `limits` are those of its protocol. With `tells_sent` it learns by `TurnSent` when all frames of a turn
-        are on their way."""
+        anew, and its turns give way only if `let_turns_give_way` follows. `limits` are those of its protocol. With
+        `tells_sent` it learns by `TurnSent` when all frames of a turn are on their way."""
         self._sender.tells_sent = tells_sent
         self.settings = replace(self.settings, limits=limits)
         self._intake.new_bot(self.settings)
+        self._intake.gives_way = self.settings.separate_turns
         self._dirty = True
 
     def bot_is_there(self, now_ns: int) -> None:
@@ -648,6 +649,8 @@ class Session:
         peer_marks = self._sender.peer_marks
         while self.turns:
             turn = self.turns[0]
+            if peer_marks:
+                self._playhead.report_overdue(turn, self.settings.mark_timeout_ms * _MS, now_ns, wake)
             if peer_marks and turn.playout.t0_ns is not None:
                 self._sender.send_marks(turn)
                 self._playhead.report(turn, MarkState.TIMED, now_ns, wake)

@@ -28,7 +28,8 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
         if call.bot is not None:
             connection.end(4409, "the call already has a bot")
             return
-        codec = NativeCodec("none", call.id, inbound=settings.bot.inbound)
+        codec = NativeCodec("none", call.id)
+        call.session.new_bot(settings.speech.limits)  # another may have joined while this one was dialled, and left
         connection.log = call.log
         connection.watch_slow_reader(settings.server.slow_reader_s)
         call.join_bot(connection, codec.encode, ready(call))

@@ -41,7 +41,7 @@ async def serve_stream(
     joins = options.call is not None and options.audio in (None, "none")
     audio = "none" if joins else options.audio or "base64"
     call_id = options.call or f"c{secrets.token_hex(6)}"
-    codec = NativeCodec(audio, call_id, inbound=options.inbound or "none")
+    codec = NativeCodec(audio, call_id)
     call = registry.find(call_id)
     if call is None:
         try:
@@ -83,7 +83,9 @@ async def serve_stream(
     call.traceparent = connection.traceparent
     registry.joined(connection)
     try:
-        if not joins:
+        if joins:
+            call.session.new_bot(settings.speech.limits)  # nothing stays of the protocol of a bot that has left
+        else:
             call.frames_to_bot(connection, codec.encode)
         call.join_bot(connection, codec.encode, ready(call, options))
         if call.media is None:

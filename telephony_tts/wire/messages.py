@@ -551,6 +551,8 @@ class InboundAudio:
 
     payload: bytes
     timestamp_ms: int
+    form: str = "base64"
+    """ "base64" or "binary"."""
 
 
 # -------------------------------------------------------------- server → media leg

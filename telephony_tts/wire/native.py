@@ -138,16 +138,12 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class NativeCodec:
     """The codec of one bot leg.
 
-    `audio` is the form of the server's speech on this leg, `inbound` that of the caller's audio ("none" at first; a
-    `config` message changes it). `stream_id` is the `streamSid` of media events. `max_text_chars` limits one message;
-    the session limits a turn, so that its refusal can name the turn.
+    `audio` is the form of the server's speech on this leg. `stream_id` is the `streamSid` of media events.
+    `max_text_chars` limits one message; the session limits a turn, so that its refusal can name the turn.
     """
 
-    def __init__(
-        self, audio: str = "base64", stream_id: str = "", max_text_chars: int = 262_144, inbound: str = "none"
-    ) -> None:
+    def __init__(self, audio: str = "base64", stream_id: str = "", max_text_chars: int = 262_144) -> None:
         self.audio = audio
-        self.inbound = inbound
         self.max_text_chars = max_text_chars
         self._media_head = b'{"event":"media","streamSid":' + clean(_to_json(stream_id)).encode()
         self._media_head += b',"media":{"payload":"'
@@ -255,8 +251,6 @@ class NativeCodec:
         if settings.inbound_rate_hz is not None and settings.inbound_rate_hz not in INBOUND_RATES_HZ:
             rates = ", ".join(map(str, INBOUND_RATES_HZ))
             raise BadField(f'"inbound_rate_hz" must be one of {rates}, got {settings.inbound_rate_hz}')
-        if settings.inbound is not None:
-            self.inbound = settings.inbound
         return settings
 
     # ------------------------------------------------------------ server → bot leg
@@ -277,10 +271,8 @@ class NativeCodec:
                 event[name] = _without_gaps(value)
         return clean(_to_json(event)).encode(), True
 
-    def _inbound(self, audio: InboundAudio) -> Wire | None:
-        if self.inbound == "none":
-            return None
-        if self.inbound == "binary" and self.audio != "binary":
+    def _inbound(self, audio: InboundAudio) -> Wire:
+        if audio.form == "binary" and self.audio != "binary":
             return audio.payload, False
         # Two kinds of binary frames on one leg would be indistinguishable; media events name their track.
         head = b'{"event":"media","media":{"track":"inbound","timestamp":"%d","payload":"' % audio.timestamp_ms

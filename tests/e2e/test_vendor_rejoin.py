@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from rig import correlation, decoded, rendering, run, serving, until
+from rig import correlation, decoded, greeted, rendering, run, serving, speech_settings, until
 from twilio_peer import calling
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -78,6 +78,37 @@ def test_a_bot_that_comes_back_is_heard(door: str) -> None:
                 await until(lambda call=call: call.bot is None, "the bot has left")
                 assert not call.over
             await phone.hang_up()
+
+    run(main)
+
+
+def test_our_own_bot_after_one_of_a_vendor_begins_anew() -> None:
+    """Pinned: it inherited the turns of the bot before, which were over, and its way with open turns."""
+
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            async with bot(rig.url("/calls/CA1/v1/speak?encoding=mulaw&sample_rate=8000")) as socket:
+                for message in deepgram("Hi."):
+                    await socket.send(json.dumps(message))
+                async for _ in _binary(socket):
+                    pass
+            (call,) = rig.server.registry.calls()
+            await until(lambda: call.bot is None, "the bot has left")
+            n_before = len(phone.played)
+            async with greeted(rig.url(call="CA1")) as own:
+                limits = speech_settings().limits
+                assert own.ready["limits"]["turn_chars"] == limits.turn_chars
+                assert own.ready["limits"]["turn_idle_s"] == limits.turn_idle_s
+                await own.send({"type": "text", "turn": "0", "text": FIRST, "last": True})
+                await own.send({"type": "text", "turn": "open", "text": f"{SECOND} "})
+                await own.send({"type": "text", "turn": "next", "text": "Bye.", "last": True})
+                await own.event("sentence", turn="open")
+                await asyncio.sleep(0.2)
+                await own.send({"type": "text", "turn": "open", "text": "And more.", "last": True})
+                for turn in ("0", "open", "next"):
+                    await own.event("done", turn=turn)
+            assert correlation(decoded(phone.played[n_before:]), rendering([FIRST, SECOND, "And more.", "Bye."])) > 0.98
 
     run(main)
 

@@ -57,8 +57,9 @@ def joined(chunks: list[Chunk]) -> Pcm:
 
 
 def _is_idle(engine: Engine) -> bool:
-    """Whether no work is left, at however many replicas."""
-    return replace(engine.stats(), n_replicas=1) == EngineStats()
+    """Whether no work is left, at however many replicas. Orphans (`engines.others`) are no work here, but load."""
+    stats = replace(engine.stats(), n_replicas=1)
+    return (replace(stats, load=0.0) if getattr(engine, "n_orphans", 0) else stats) == EngineStats()
 
 
 async def _check(make_engine: Callable[[], Engine], subject: Subject) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked_process import Forks
+from forked_process import ForkServer
 from front_server import FrontServer, front_server
 from rig import Bot, run, until
 from test_front_faults import serve
@@ -31,7 +31,7 @@ TINY = ("engines.default=cosyvoice2", "engines.cosyvoice2.workers=1", "engines.c
 
 
 @pytest.fixture(scope="module")
-def server(short_of_module: Path, forks: Forks) -> Iterator[FrontServer]:
+def server(short_of_module: Path, forks: ForkServer) -> Iterator[FrontServer]:
     model = short_of_module / "model"
     write_random_checkpoint(model)
     with front_server(short_of_module, *TINY, f"engines.cosyvoice2.model={model}", forks=forks) as server:
@@ -93,6 +93,7 @@ def test_a_voice_that_comes_through_one_front_speaks_on_both(server: FrontServer
     form, body = voice_form({"name": "anna", "text": "Thank you for calling."}, good())
     made = json.loads(request(server, "/v1/voices", body, "POST", Content_Type=form))
     assert made["name"] == "anna" and made["removable"]
+    assert made["languages"] and made["sample_rate_hz"], "the engine knows it"
     for front in (0, 1):
         with server.stopped(front):
             assert "anna" in names(server)

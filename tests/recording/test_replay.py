@@ -91,6 +91,34 @@ def test_a_recording_is_read_with_its_times(recording: Path) -> None:
     assert read_recording(recording.with_suffix(".wav")).lanes == replay.lanes
 
 
+PAUSED_AT_600 = [
+    {"ms": 100, "by": "server", "type": "started", "turn": "a", "first_audio_ms": 1, "heard_ms": 100},
+    {"ms": 600, "by": "server", "type": "paused", "turn": "a", "heard_ms": 500, "reason": "barge_in"},
+]
+ENDED_AT_2000 = [{"ms": 2000, "by": "server", "type": "ended", "reason": "call_ended", "length_ms": 2000}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "spans"),
+    [
+        ([("cleared", 800, "a"), ("started", 1200, "b"), ("done", 1900, "b")], [Span(600, 800)]),
+        ([("cleared", 800, "a"), ("paused", 1000, "b"), ("resumed", 1500, "b")], [Span(600, 800), Span(1000, 1500)]),
+        ([("cleared", 800, "a")], [Span(600, 800)]),
+        ([("cleared", 800, "a"), ("resumed", 1000, "b"), ("started", 1000, "b")], [Span(600, 1000)]),
+        ([("paused", 900, "a"), ("resumed", 1200, "a")], [Span(600, 1200)]),
+        ([], [Span(600, 2000)]),
+    ],
+    ids=["cleared", "cleared, paused anew", "cleared at last", "the next turn waited", "taken over", "to the end"],
+)  # fmt: skip
+def test_a_pause_is_drawn_as_long_as_it_was(
+    rows: list[tuple[str, int, str]], spans: list[Span], recording: Path
+) -> None:
+    """Pinned: all that followed a pause that was cleared was drawn as paused."""
+    more = [{"ms": ms, "by": "server", "type": kind, "turn": turn, "from_ms": 450} for kind, ms, turn in rows]
+    recording.write_text("".join(json.dumps(row) + "\n" for row in [ROWS[0], *PAUSED_AT_600, *more, *ENDED_AT_2000]))
+    assert read_recording(recording).lanes["paused"] == spans
+
+
 def test_the_page_loads_nothing_and_runs_nothing_of_the_recording(recording: Path) -> None:
     read = Reader(page(read_recording(recording)))
     tags = [tag for tag, _ in read.tags]

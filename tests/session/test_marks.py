@@ -175,6 +175,25 @@ def test_marks_have_a_bound() -> None:
     assert dict(reached(world)) == {"m3": "cleared", "m4": "cleared", "m0": "played", "m1": "played", "m2": "played"}
 
 
+def errors_of_marks(world: World, n: int) -> list[str]:
+    """Set `n` marks. Returns the codes of the errors."""
+    for at in range(n):
+        world.send(m.Mark(f"m{at}"))
+    return [event.code for event in world.of(m.ErrorEvent)]
+
+
+def test_the_servers_own_marks_leave_the_bot_its_number_of_marks() -> None:
+    """Pinned: the server sets a mark each second, and each behind a sentence. With everything sent at once, the first
+    mark of the bot was refused."""
+    world = World(SessionSettings(first_clause_chars=0, pace="burst", limits=CallLimits(turn_chars=10_000)))
+    world.session.attach_media(world.now_ns, marks=True, clears=True)
+    world.say("More words are said to you now and then. " * 150, "a")  # 300 s
+    world.run(2000)
+    assert len(world.session.turns[0].marks) > 256
+    assert errors_of_marks(world, 256) == []
+    assert errors_of_marks(world, 1) == ["too_many_marks"]
+
+
 def ahead(lead_ms: int, bulk_ms: int) -> SessionSettings:
     return SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
 

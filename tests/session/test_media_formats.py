@@ -187,6 +187,31 @@ def test_an_impossible_inbound_format_is_reported_and_the_legs_format_is_used() 
     assert listened(world, "ulaw", 8000) == CODECS["ulaw"].encode(tone(8000))
 
 
+@pytest.mark.parametrize(
+    ("wishes", "n_bytes"),
+    [
+        ([{"inbound_codec": "pcm"}, {"inbound_rate_hz": 16000}], 32_000),
+        ([{"inbound_codec": "pcm", "inbound_rate_hz": 16000}, {"inbound_rate_hz": 8000}], 16_000),
+        ([{"inbound_codec": "pcm", "inbound_rate_hz": 16000}, {"inbound_codec": "alaw"}], 8000),
+    ],
+    ids=["codec, then rate", "another rate", "a codec without that rate"],
+)
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_config_leaves_the_half_of_the_inbound_format_that_it_does_not_name(
+    wishes: list[dict[str, Any]], n_bytes: int, asked_first: bool
+) -> None:
+    """Pinned: a message with only the rate or the codec reset the other."""
+    world = World(media=False)
+    if not asked_first:
+        joined(world, "ulaw", 8000)
+    for wish in wishes:
+        world.send(m.Configure(inbound="binary", **wish))
+    if asked_first:
+        joined(world, "ulaw", 8000)
+    assert not world.of(m.ErrorEvent)
+    assert abs(len(listened(world, "ulaw", 8000)) - n_bytes) <= 100
+
+
 def test_caller_audio_that_is_not_needed_is_not_processed() -> None:
     world = World(media=False)
     joined(world, "ulaw", 8000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from world import World
 
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXT = "One two three four five six seven eight."
@@ -113,6 +115,106 @@ def test_lost_marks_do_not_hold_up_a_turn_that_was_sent() -> None:
     assert reached(world) == [] and not world.of(m.Done)
     world.run(70)
     assert reached(world) == [("end", "played")] and len(world.of(m.Done)) == 1
+
+
+def silent_peer(*, dtmf: bool = False) -> World:
+    """A world whose peer can report marks, and never does."""
+    world = World()
+    world.session.attach_media(world.now_ns, marks=True, clears=True, dtmf=dtmf)
+    return world
+
+
+def test_a_peer_that_never_reports_holds_up_no_mark_of_an_open_turn() -> None:
+    """Pinned: the mark waited for the end of its turn."""
+    world = silent_peer()
+    world.send(m.Text("One two three. ", "a"))  # 700 ms
+    world.send(m.Flush("a"))
+    world.send(m.Mark("m1", "a"))
+    world.run(2600)
+    assert reached(world) == []
+    world.run(200)
+    assert reached(world) == [("m1", "played")] and not world.of(m.Done)
+
+
+def test_a_short_gap_behind_a_mark_does_not_delay_it() -> None:
+    world = silent_peer()
+    world.send(m.Text("One two three. ", "a"))
+    world.send(m.Flush("a"))
+    world.send(m.Mark("m1", "a"))
+    world.run(1700)
+    world.send(m.Text(TEXT, "a"))
+    world.send(m.Flush("a"))
+    world.run(1100)
+    assert reached(world) == [("m1", "played")]
+
+
+def test_a_mark_of_a_turn_that_waited_for_tones_is_held_up_no_longer() -> None:
+    world = silent_peer(dtmf=True)
+    world.send(m.SendDtmf("123456"))
+    world.send(m.Text("One two three.", "a"))
+    world.send(m.Mark("m1", "a"))
+    world.run(500)
+    assert world.of(m.MediaTones) and not world.of(m.Started)
+    begin_ms = 1300  # behind six tones
+    world.run(begin_ms + 700 + 1980 - 500)
+    assert reached(world) == []
+    world.run(40)
+    assert reached(world) == [("m1", "played")]
+
+
+def test_a_peer_that_never_reports_holds_up_no_tones() -> None:
+    """Pinned: the platform got the keys behind all speech of the turn."""
+    world = silent_peer(dtmf=True)
+    world.send(m.Text("Please wait now.", "a"))
+    world.send(m.SendDtmf("12#"))
+    world.send(m.Text(" And this is behind the tones." * 6, "a", last=True))
+    world.say("Next turn.", "b")
+    world.run(15_000)
+    kinds = [type(event) for event in world.events if isinstance(event, m.MediaTones | m.Started)]
+    assert kinds == [m.Started, m.MediaTones, m.Started]
+
+
+def test_a_peer_that_begins_later_than_any_mark_counts_is_believed_when_it_reports() -> None:
+    """Its first mark comes back 2.5 s late. From then on the peer tells what was heard."""
+    world = silent_peer()
+    world.peer, world.peer_delay_ms = True, 2500
+    world.say("One two three four. " * 5, "a")  # 5 s
+    world.run(4000)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.basis == "marks" and 1480 <= cleared.heard_ms <= 1520
+
+
+def test_the_marks_of_ours_at_a_peer_that_never_reports_have_a_bound() -> None:
+    """Pinned: there was one more each second, for hours of hold music too."""
+    world = World(SessionSettings(first_clause_chars=0, pace="burst", limits=CallLimits(turn_chars=10_000)))
+    world.session.attach_media(world.now_ns, marks=True, clears=True)
+    world.say("More, " * 1600, "a")  # 480 s in one sentence
+    world.run(10_000)
+    (turn,) = world.session.turns
+    assert turn.sent_all and len(turn.marks) <= 256 + len(turn.parts) + 1
+
+
+@pytest.mark.parametrize("end", ["One two three four five. ", ""])
+def test_marks_keep_their_order_if_an_echo_is_lost(end: str) -> None:
+    """Pinned: the mark whose echo was lost was reported behind all others, at the end of its turn."""
+    world = World(peer=True)
+    echo = world._echo
+
+    def lose_first(name: str) -> None:
+        mark = world.session.turns[0].marks.sent_as(name) if world.session.turns else None
+        if mark is None or mark.name != "m1":
+            echo(name)
+
+    world._echo = lose_first  # type: ignore[method-assign]
+    world.send(m.Text("One two three four five. ", "a"))
+    world.send(m.Mark("m1", "a"))
+    world.send(m.Text(end, "a"))
+    world.send(m.Mark("m2", "a"))
+    world.send(m.Text(TEXT * 4, "a"))
+    world.run(4000)
+    assert reached(world) == [("m1", "played"), ("m2", "played")]
+    assert not world.of(m.Done)
 
 
 # ------------------------------------------------------------ a peer with few marks

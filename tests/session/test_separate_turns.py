@@ -259,3 +259,15 @@ def test_a_bot_that_comes_back_begins_anew() -> None:
     world.send(m.Text("x" * 21, "2"))
     world.run(100)
     assert [error.code for error in world.of(m.ErrorEvent)] == ["text_too_long"]
+
+
+def test_the_turns_of_the_next_bot_do_not_give_way_unless_its_protocol_says_so() -> None:
+    world = World()
+    world.session.let_turns_give_way()
+    world.session.new_bot(world.session.settings.limits)
+    world.send(m.Text("One. ", "a"))
+    world.send(m.Text("Two. ", "b", last=True))
+    world.run(5000)
+    world.send(m.Text("Three. ", "a", last=True))
+    world.run(5000)
+    assert [u.text for _, u in world.submitted] == ["One.", "Three.", "Two."]

@@ -244,6 +244,21 @@ def test_a_running_turn_keeps_what_it_has() -> None:
     assert [type(event) for event in world.terminals("a")] == [m.Done]
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_turn_whose_last_text_is_refused_ends(is_last: bool) -> None:
+    """Pinned: a refused text with `last` left its turn open, and the turns behind it waited."""
+    world = with_limits(turn_chars=20)
+    world.send(m.Text("Hello there. ", "a"))
+    world.send(m.Text("This is too much.", "a", is_last))
+    if not is_last:
+        world.send(m.End("a"))
+    world.say("Short.", "b")
+    world.run(5000)
+    assert codes(world, m.ErrorEvent) == ["text_too_long"]
+    assert spoken(world) == ["Hello there.", "Short."]
+    assert [done.turn for done in world.of(m.Done)] == ["a", "b"]
+
+
 def test_queued_turns_have_a_bound() -> None:
     world = with_limits(queued_turns=3)
     for n in range(5):

@@ -9,6 +9,7 @@ from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
 
 from telephony_tts.transport.call import Call
 from telephony_tts.wire import messages as m
+from telephony_tts.wire.native import NativeCodec
 
 TEXT = "This is a sentence of some length, for it is to be interrupted."
 
@@ -41,6 +42,34 @@ def test_a_call_returns_only_when_its_engine_slot_is_free() -> None:
         engine.let_go.set()
         await task
         assert engine.n_held == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("refused", ['"voice":"no such voice"', '"speed":9'], ids=["voice", "speed"])
+def test_a_refused_config_leaves_the_form_of_the_callers_audio(refused: str) -> None:
+    """Pinned: after a refused voice the caller's audio came in the form that the same message had asked for."""
+
+    async def main() -> None:
+        call = new_call()
+        task = await live(call)
+        leg, codec = RecordingLeg(), NativeCodec("none")
+        call.join_bot(leg, lambda message: leg.sent.append(codec.encode(message)), READY)
+        as_text = b'{"event":"media","media":{"track":"inbound","timestamp":"0","payload":"//8="}}', True
+        as_binary = b"\xff\xff", False
+        for form, rest, wires in (
+            ("base64", '"seed":1', [as_text]),
+            ("binary", refused, [as_text]),
+            ("binary", '"seed":1', [as_binary]),
+            ("none", refused, [as_binary]),
+            ("none", '"seed":1', []),
+        ):
+            call.receive(codec.decode(f'{{"type":"config","inbound":"{form}",{rest}}}'))
+            leg.sent.clear()
+            call.receive(m.MediaAudio(b"\xff\xff", 0))
+            assert leg.sent == wires, (form, rest)
+        call.finish(1000, "over")
+        await task
 
     run(main)
 

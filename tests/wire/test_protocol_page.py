@@ -165,8 +165,7 @@ def test_the_servers_messages_are_written_byte_for_byte(line: str) -> None:
         media = said["media"]
         payload = base64.b64decode(media["payload"], validate=True)
         if media.get("track") == "inbound":
-            codec = NativeCodec(inbound="base64")
-            assert codec.encode(InboundAudio(payload, int(media["timestamp"]))) == (line.encode(), True)
+            assert NativeCodec().encode(InboundAudio(payload, int(media["timestamp"]))) == (line.encode(), True)
         else:
             assert NativeCodec(stream_id=said["streamSid"]).encode(Frame(payload)) == (line.encode(), True)
         return

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from telephony_tts.clock import unix_ns
 from telephony_tts.daemon_pool import in_own_thread
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
@@ -77,7 +78,8 @@ class VoiceService:
         maker: VoiceMaker | None = None,
         until_known: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`until_known` waits until an engine that another process has knows a prompt."""
+        """`until_known` waits until an engine that another process has knows a voice, and raises EngineError if it does
+        not learn of it."""
         self._until_known = until_known
         self._engine = engine
         self._model_dir = model_dir
@@ -87,9 +89,8 @@ class VoiceService:
         self._n_prompts = n_prompts
         self._made_by = made_by
         self._maker = maker or VoiceMaker()
-        self._n_used = 0
-        self._used: dict[str, int] = {}
-        """When each prompt was last used, as a count; those that are not here were used before this process began."""
+        self._used_ns: dict[str, int] = {}
+        """When each prompt was last used here. The access times of the files tell it of other fronts too, but later."""
         self._making: dict[str, asyncio.Task[None]] = {}
         """The prompts that are being made."""
         self._going: frozenset[str] = frozenset()
@@ -140,9 +141,7 @@ class VoiceService:
         path = self._folder.path(name)
         is_own = any(voice.name == name for voice in self._engine.voices)
         if not replace and (is_own or await asyncio.to_thread(path.exists)):
-            raise ConfigError(
-                f"there is a voice {name}: send replace=true, or choose another name", code="voice_exists"
-            )
+            raise _taken(name)
         transcript = self._words(text)
         job = MakeVoice(
             name, audio, transcript, self._model_dir, self._folder.directory, replace, self._made_by,
@@ -150,10 +149,15 @@ class VoiceService:
         )  # fmt: skip
 
         async def make() -> AddedVoice:
-            made = await self._maker.make(job, tell)
+            try:
+                made = await self._maker.make(job, tell)
+            except ConfigError as error:
+                if error.code == "voice_exists":  # another request has made it meanwhile
+                    raise _taken(name) from error
+                raise
             warnings = made.warnings
             try:
-                await self._engine.read_voices()
+                await self._read_voice(name)
             except EngineError as error:
                 warnings += (f"it is stored, and will speak when the engine runs again: {error.message}",)
             found = self._engine.find_voice(name) or Voice(name, "cosyvoice2", (), 0, description=made.description)
@@ -204,9 +208,9 @@ class VoiceService:
         making = self._making.get(name)
         if making is None:
             if await asyncio.to_thread(self._prompts.has, name) and name not in self._going:
-                self._use(name)
+                await self._use(name)
                 if self._engine.find_voice(PROMPT_MARK + name) is None:
-                    await self._read_prompt(name)
+                    await self._read_voice(PROMPT_MARK + name)
                 return PROMPT_MARK + name
             making = self._making.get(name)  # another request may have begun it meanwhile
         if making is None:
@@ -215,7 +219,7 @@ class VoiceService:
             self._making[name] = making
             making.add_done_callback(lambda _: self._making.pop(name, None))
         await asyncio.shield(making)
-        self._use(name)
+        await self._use(name)
         return PROMPT_MARK + name
 
     async def close(self) -> None:
@@ -231,12 +235,13 @@ class VoiceService:
             # It may be there: it was to go for another one, which was refused.
             if not await asyncio.to_thread(self._prompts.has, name):
                 await self._store_prompt(name, audio, transcript)
-            self._use(name)
-        await self._read_prompt(name)
+            await self._use(name)
+        await self._read_voice(PROMPT_MARK + name)
 
     async def _store_prompt(self, name: str, audio: bytes, transcript: str) -> None:
-        there = await asyncio.to_thread(self._prompts.stamps)
-        oldest = sorted(there, key=lambda each: (self._used.get(each, 0), there[each].changed_ns))
+        used_ns = await asyncio.to_thread(self._prompts.last_used_ns)
+        self._used_ns = {each: max(at_ns, self._used_ns.get(each, 0)) for each, at_ns in used_ns.items()}
+        oldest = sorted(self._used_ns, key=self._used_ns.__getitem__)
         self._going = frozenset(oldest[: max(0, len(oldest) - self._n_prompts + 1)])
         room = tuple(map(self._prompts.path, self._going))
         made_by = self._made_by
@@ -244,19 +249,18 @@ class VoiceService:
             await self._maker.make(
                 MakeVoice(name, audio, transcript, self._model_dir, self._prompts.directory, True, made_by, room)
             )
-            for each in self._going:
-                self._used.pop(each, None)
         finally:
             self._going = frozenset()
 
-    async def _read_prompt(self, name: str) -> None:
+    async def _read_voice(self, name: str) -> None:
+        """Return when the engine has read the voice. Raises EngineError."""
         await self._engine.read_voices()
         if self._until_known is not None:
-            await self._until_known(PROMPT_MARK + name)
+            await self._until_known(name)
 
-    def _use(self, name: str) -> None:
-        self._n_used += 1
-        self._used[name] = self._n_used
+    async def _use(self, name: str) -> None:
+        self._used_ns[name] = unix_ns()
+        await asyncio.to_thread(self._prompts.mark_used, name)
 
     def _words(self, text: str) -> str:
         """The words of a transcript. Raises ConfigError if it has none, EngineUnavailable if no voice can be made."""
@@ -296,6 +300,10 @@ class VoiceService:
     async def _to_end(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. It runs to its end also if this is cancelled, as when a client is gone."""
         return await asyncio.shield(self._begin(work))
+
+
+def _taken(name: str) -> ConfigError:
+    return ConfigError(f"there is a voice {name}: send replace=true, or choose another name", code="voice_exists")
 
 
 def _hash(audio: bytes, transcript: str) -> str:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-
-# Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 import grpc.aio

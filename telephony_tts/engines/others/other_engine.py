@@ -114,7 +114,8 @@ class OtherEngine:
     def stats(self) -> EngineStats:
         n_live = len(self._live)
         busy_ms = max(0, self._busy_until_ns - monotonic_ns()) // NS_PER_MS
-        load = (n_live + len(self._orphans) + 1) / self._facts.slots if n_live else 0.0
+        n_orphans, slots = len(self._orphans), self._facts.slots
+        load = (n_live + n_orphans + 1) / slots if n_live or n_orphans >= slots else 0.0
         n_queued = sum(not request.is_asked for request in self._live.values())
         return EngineStats(n_queued, n_live - n_queued, load, busy_ms == 0, busy_ms)
 

@@ -17,9 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-# Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 import grpc
 import grpc.aio
 
@@ -231,7 +228,8 @@ class EngineConnection:
         self._given_s = 0.0
         self._given_at_ns = 0
         self._found: dict[str, Voice] = {}
-        """The one that was asked for last comes last."""
+        """Voices that the server does not list, also while it is lost. If one is gone, the server refuses it. The one
+        that was asked for last comes last."""
         self._asked: dict[int, str] = {}
 
     # ------------------------------------------------------------------ state
@@ -389,7 +387,6 @@ class EngineConnection:
         self._out = OutgoingFrames()
         self.attached = self._status = None
         self._asked.clear()
-        self._found.clear()
         speeches, self._speeches = self._speeches, {}
         for speech in speeches.values():
             speech.end(error or self._lost())
@@ -517,9 +514,10 @@ class EngineConnection:
             self._cost = stats.load / (n_utterances + 1)
         if status.voices is not None:
             self.has_listed = True
-            self.voices = tuple(replace(voice, engine=self._engine_name) for voice in status.voices)
+            before, self.voices = self.voices, tuple(replace(each, engine=self._engine_name) for each in status.voices)
             self.removable = frozenset(status.removable)
-            self._found.clear()
+            for voice in (*before, *self.voices):
+                self._found.pop(voice.name, None)
         for name, value in self._counters.items():
             if status.counters.get(name, 0.0) < value:  # a new process counts from 0
                 self._counted_before[name] = self._counted_before.get(name, 0.0) + value

@@ -15,9 +15,6 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-# Before gRPC is imported: it would write lines of its own into the log, such as each server that goes away.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 import grpc
 import grpc.aio
 

@@ -192,6 +192,7 @@ class Caller:
         if not self.listens:
             self._spurt.forget()
             self._activity = None
+            self._sounding_ns = None  # nobody notes when this speech ends
 
     def _unavailable(self, why: str) -> None:
         """The detector cannot be used: all that needs it is off. Beeps are found without it."""

@@ -10,12 +10,14 @@ from typing import Any, cast
 import pytest
 
 from telephony_tts.engines.api import Voice
-from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
+from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice, VoiceMade
 from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKER_ONNX, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
-from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.errors import AudioError, Busy
+from telephony_tts.errors import AudioError, Busy, ConfigError
+from telephony_tts.fronts import shared_voices
+from telephony_tts.fronts.shared_voices import SharedVoices
 
 REFUSED = b"no speech"
 
@@ -29,7 +31,7 @@ class Maker:
         self.may_store.set()
         self.has_begun = asyncio.Event()
 
-    async def make(self, job: MakeVoice, tell: object = None) -> None:
+    async def make(self, job: MakeVoice, tell: object = None) -> VoiceMade:
         self.has_begun.set()
         await self.may_store.wait()
         if job.audio == REFUSED:
@@ -38,6 +40,7 @@ class Maker:
             path.unlink(missing_ok=True)
         VoiceFolder(job.directory).put(job.name, job.audio)
         self.made.append(job.audio)
+        return VoiceMade("zero-shot", 5.0, 6.0, ())
 
     async def close(self) -> None:
         pass
@@ -59,16 +62,19 @@ class Reader:
 
 
 class Rig:
-    def __init__(self, folder: Path, n_prompts: int) -> None:
+    def __init__(
+        self, folder: Path, n_prompts: int, engine: VoiceReader | None = None, maker: Maker | None = None, **how: Any
+    ) -> None:
         model_dir = folder / "model"
-        model_dir.mkdir()
+        model_dir.mkdir(exist_ok=True)
         for graph in (SPEAKER_ONNX, TOKENS_ONNX):
             (model_dir / graph).touch()
         self.prompts = VoiceFolder(folder / PROMPTS_FOLDER)
-        self.maker = Maker()
+        self.maker = maker or Maker()
         self.service = VoiceService(
-            Reader(self.prompts), model_dir, folder, str.strip, n_prompts=n_prompts, maker=cast(Any, self.maker)
-        )
+            engine or Reader(self.prompts), model_dir, folder, str.strip, n_prompts=n_prompts,
+            maker=cast(Any, self.maker), **how,
+        )  # fmt: skip
 
     async def prompt(self, audio: bytes) -> str:
         return await self.service.prompt(audio, "Hello.")
@@ -117,6 +123,79 @@ def test_a_prompt_that_another_one_replaces_meanwhile_is_there_for_its_request(
             assert rig.is_there(await new)
         assert rig.maker.made == made and len(rig.prompts.names()) == 2
         await rig.service.close()
+
+    asyncio.run(run())
+
+
+def test_a_prompt_that_another_front_uses_is_not_the_first_to_go(tmp_path: Path) -> None:
+    """Pinned: each front knew its own uses only, and removed what the others were using."""
+
+    async def run() -> None:
+        here, there = Rig(tmp_path, n_prompts=3), Rig(tmp_path, n_prompts=3)
+        busy, idle, other = [await here.prompt(recording) for recording in (b"a", b"b", b"c")]
+        stamps = here.prompts.stamps()
+        await here.prompt(b"a")
+        assert here.prompts.stamps() == stamps, "the engine does not take it for another file"
+        await there.prompt(b"d")
+        assert [here.is_there(each) for each in (busy, idle, other)] == [True, False, True]
+        for rig in (here, there):
+            await rig.service.close()
+
+    asyncio.run(run())
+
+
+class Connection:
+    """To an engine that knows a voice when it was asked `n_asks` times; None if it does not run."""
+
+    voices: tuple[Voice, ...] = ()
+
+    def __init__(self, n_asks: int | None) -> None:
+        self.n_asks = n_asks
+
+    def find_voice(self, name: str) -> Voice | None:
+        if self.n_asks is None:
+            return None
+        self.n_asks -= 1
+        return Voice(name, "cosyvoice2", ("zh", "en"), 24_000) if self.n_asks < 0 else None
+
+
+@pytest.mark.parametrize("n_asks", [0, 1, 3, None])
+def test_the_answer_to_a_new_voice_is_what_the_engine_of_all_fronts_says_of_it(
+    n_asks: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_voices, "LOOK_S", 0)
+    monkeypatch.setattr(shared_voices, "_ASK_S", 0)
+
+    async def run() -> None:
+        shared = SharedVoices(Connection(n_asks))
+        service = Rig(tmp_path, 1, shared, until_known=shared.until_known).service
+        added = await service.add("anna", b"a", "Hello.")
+        if n_asks is None:
+            (warning,) = added.warnings
+            assert "it is stored, and will speak when the engine runs again" in warning
+        else:
+            assert added.voice.languages == ("zh", "en") and added.warnings == ()
+        await service.close()
+
+    asyncio.run(run())
+
+
+def test_a_name_that_was_taken_while_the_voice_was_made_is_the_error_of_a_taken_name(tmp_path: Path) -> None:
+    """Two requests with one name come together: neither finds the voice when it begins."""
+
+    class Taken(Maker):
+        async def make(self, job: MakeVoice, tell: object = None) -> VoiceMade:
+            folder = VoiceFolder(job.directory)
+            folder.put(job.name, b"of the first request")
+            folder.check_free(job.name, job.replace)
+            raise AssertionError("it was not refused")
+
+    async def run() -> None:
+        service = Rig(tmp_path, 1, maker=Taken()).service
+        with pytest.raises(ConfigError, match="there is a voice anna: send replace=true") as refused:
+            await service.add("anna", b"a", "Hello.")
+        assert refused.value.code == "voice_exists"
+        await service.close()
 
     asyncio.run(run())
 

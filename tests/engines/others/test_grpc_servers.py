@@ -125,7 +125,7 @@ def test_a_model_that_does_not_stop_never_has_more_requests_than_slots() -> None
             stream = their_engine.synthesize(Utterance("u", TEXT))
             await anext(stream)
             await stream.aclose()
-            assert their_engine.stats() == EngineStats()
+            assert (their_engine.stats().n_queued, their_engine.stats().n_running) == (0, 0)
         assert np.array_equal(heard(await speak(their_engine, TEXT)), WAVE), "nothing of the orphans is heard"
         assert server.most_live == 2 and server.n_cancelled == 0
         await until(lambda: server.n_finished == 7)

@@ -14,6 +14,8 @@ from clean_run import until
 from others_rig import settings, speak
 
 from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.failover import Failover
+from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.others.other_engine import OtherEngine
 from telephony_tts.engines.others.speech_request import SpeechRequest
 from telephony_tts.engines.others.speech_server import ServerVoice
@@ -205,7 +207,7 @@ def test_a_server_that_does_not_stop_keeps_an_orphan_in_its_slot_until_it_ends()
         for stream in streams:
             await anext(stream)
             await stream.aclose()
-        assert engine.stats() == EngineStats(), "our side is free at once"
+            assert (engine.stats().n_queued, engine.stats().n_running) == (0, 0), "our side is free at once"
         assert (engine.n_orphans, server.n_live, server.n_cancelled) == (2, 2, 0)
         waiting = asyncio.create_task(speak(engine))
         await asyncio.sleep(0.02)
@@ -215,6 +217,25 @@ def test_a_server_that_does_not_stop_keeps_an_orphan_in_its_slot_until_it_ends()
         assert pcm_of(await waiting) == PIECE * 2, "nothing of the orphans is heard"
         assert (engine.n_orphans, server.most_live) == (0, 2)
         assert engine.counters()["orphans"] == 2
+
+    run(work, [PIECE, None, PIECE], slots=2, stops_on_cancel=False)
+
+
+def test_a_server_with_an_orphan_in_each_slot_is_overloaded_and_the_fallback_speaks() -> None:
+    """Pinned: the load was 0 without live requests, and a new sentence waited for an orphan to end."""
+
+    async def work(engine: OtherEngine, server: ScriptedServer) -> None:
+        failover = Failover([engine, FakeEngine()], ["fake"], timeout_ms=1_500, after=3, retry_s=10)
+        for n, refusal in enumerate((None, "overloaded")):
+            stream = engine.synthesize(Utterance(str(n), "hello"))
+            await anext(stream)
+            await stream.aclose()
+            assert failover.refusal(engine, 0) == refusal, n
+        replaced = failover.next(Utterance("new", "hello"), engine.voices[0], (), "overloaded", 0)
+        assert replaced is not None and replaced[0].name == "fake"
+        server.go.set()
+        await until(lambda: engine.n_orphans == 0, "orphans left")
+        assert engine.stats() == EngineStats() and failover.refusal(engine, 0) is None
 
     run(work, [PIECE, None, PIECE], slots=2, stops_on_cancel=False)
 

@@ -133,6 +133,14 @@ def test_several_fronts_share_the_slots_of_a_server(tmp_path: Path) -> None:
     assert sorted(front["y"].facts.slots for front in fronts) == [1, 2]
 
 
+def test_more_fronts_than_slots_that_are_set_are_refused(tmp_path: Path) -> None:
+    """Each front has at least one slot, so that the server would get more requests than it may."""
+    config = loaded(f"engines: {{others: {{x: {{{SERVER}}}, y: {{{SERVER}, slots: 4}}}}}}", tmp_path)
+    assert [app.config_of_front(config, number, 4).engines.others["y"].slots for number in range(4)] == [1] * 4
+    with pytest.raises(ConfigError, match=r"engines\.others\.y\.slots is 4, .* 8 processes \(server\.processes\)"):
+        app.config_of_front(config, 0, 8)
+
+
 @pytest.mark.parametrize(("section", "package"), [(SERVER, "httpx2"), (TRITON, "grpc")])
 def test_a_missing_package_names_the_extra(
     section: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from engine_servers import attached
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.engines.api import Voice
+from telephony_tts.engines.api import Utterance, Voice
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.remote.addresses import parse_address
@@ -60,10 +60,20 @@ class Made:
 
 
 class EngineOfPrompts(FakeEngine):
-    """It has each voice that was made for one request."""
+    """It has each voice that was made for one request, but for those that are `gone`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: set[str] = set()
 
     def find_voice(self, name: str) -> Voice | None:
-        return Voice(name, "fake", ("en",), 24_000) if name.startswith("~") else None
+        is_listed = any(voice.name == name for voice in self.voices)
+        is_there = is_listed or (name.startswith("~") and name not in self.gone)
+        return Voice(name, "fake", ("en",), 24_000) if is_there else None
+
+    def check(self, utterance: Utterance) -> None:
+        if utterance.voice is None or self.find_voice(utterance.voice) is None:
+            super().check(utterance)
 
 
 def n_voices() -> int:
@@ -73,13 +83,13 @@ def n_voices() -> int:
 class Keeper:
     """Stores a recording as it is. Its engine has the voices of the folder beside its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
         self.folder = VoiceFolder(folder)
         self.n_made = 0
         self.record = NO_RECORD
         self.denoised_names: list[str] = []
         self.is_full = False
-        self.engine = FakeEngine()
+        self.engine = engine or FakeEngine()
 
     def read(self) -> None:
         stored = (Voice(name, "fake", ("en",), 24_000) for name in self.folder.names())
@@ -139,11 +149,11 @@ class Keeper:
 
 
 @asynccontextmanager
-async def serving(keeper: Keeper | None) -> AsyncIterator[str]:
+async def serving(keeper: Keeper | None, listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
     engine = keeper.engine if keeper is not None else FakeEngine()
     await engine.start()
     server = EngineServer(engine, token="sesame", voices=keeper)
-    address = str(await server.listen(parse_address("127.0.0.1:0")))
+    address = str(await server.listen(parse_address(listen)))
     server.engine_is_loaded()
     try:
         yield address
@@ -187,16 +197,69 @@ def test_consent_is_stored_by_the_replica_that_makes_the_voice(tmp_path: Path) -
     run(work)
 
 
+async def found(engine: RemoteEngine, name: str) -> Voice:
+    """A voice that is not listed, once the front knows it."""
+    while (voice := engine.find_voice(name)) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return voice
+
+
+async def spoken(engine: RemoteEngine, voice: str) -> int:
+    """The samples of a sentence."""
+    return sum([len(chunk.pcm) async for chunk in engine.synthesize(Utterance("u", "Hello.", voice=voice))])
+
+
+@pytest.mark.slow
+def test_a_voice_of_one_request_stays_known_while_others_add_and_remove_voices(tmp_path: Path) -> None:
+    """Pinned: the next sentence of the request was refused."""
+    (keeper,) = keepers(tmp_path, 1)
+    prompts = keeper.engine = EngineOfPrompts()
+
+    async def work() -> None:
+        async with fleet(keeper) as (engine, voices):
+            await found(engine, "~1")
+            await voices.add("anna", RECORDING, "")
+            assert await spoken(engine, "~1") > 0
+            await found(engine, "anna")
+            await voices.remove("anna")
+            assert await spoken(engine, "~1") > 0
+            assert engine.find_voice("anna") is None, "a listed voice that was removed is not remembered"
+            prompts.gone.add("~1")
+            with pytest.raises(UnknownVoice, match="~1"):
+                await spoken(engine, "~1")
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_voice_of_one_request_stays_known_when_its_engine_was_started_again(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/e.sock"
+
+    async def work() -> None:
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(serving(Keeper(tmp_path, EngineOfPrompts()), address))
+            async with attached(address, token="sesame") as engine:
+                await found(engine, "~1")
+                await first.aclose()
+                while engine.stats().is_ready:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                again = EngineOfPrompts()
+                async with serving(Keeper(tmp_path, again), address):
+                    while not engine.stats().is_ready:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    assert await spoken(engine, "~1") > 0
+                    again.gone.add("~1")
+                    with pytest.raises(UnknownVoice, match="~1"):
+                        await spoken(engine, "~1")
+
+    run(work)
+
+
 @pytest.mark.slow
 def test_a_front_remembers_a_bounded_number_of_voices_that_were_made_for_one_request(tmp_path: Path) -> None:
     """It remembers the ones that were asked for last."""
     (keeper,) = keepers(tmp_path, 1)
     keeper.engine = EngineOfPrompts()
-
-    async def found(engine: RemoteEngine, name: str) -> Voice:
-        while (voice := engine.find_voice(name)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        return voice
 
     async def work() -> None:
         gc.collect()

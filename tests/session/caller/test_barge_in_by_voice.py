@@ -224,6 +224,23 @@ def test_an_interruption_waits_for_the_hold_off_and_short_speech_in_it_does_not_
         assert let_be.when(m.CallerSpeech, state="speaking") and not let_be.when(m.Cleared)
 
 
+def test_the_hold_off_of_a_turn_does_not_count_from_a_turn_that_ended_while_nothing_was_heard() -> None:
+    """Pinned: barge-in was off in between, and the first sound of the caller interrupted the next turn."""
+    line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=1500))
+    line.say("One two three four five.", "a")
+    line.listen(500)
+    line.send(m.Configure(barge_in="off"))
+    line.listen(4000)
+    assert line.when(m.Done)
+    line.say(BOT, "b")
+    line.listen(100)
+    line.send(m.Configure(barge_in="on"))
+    line.listen(100)
+    line.listen(4000, speech("Hello, I would like to speak to somebody, please.", "en-gb"))
+    (cleared_ms,) = line.when(m.Cleared, turn="b", reason="barge_in")
+    assert 1500 <= cleared_ms - 4500 <= 1600, "the turn began at 4500 ms"
+
+
 def test_an_interruption_restarts_the_hold_off_however_soon_the_next_turn_comes() -> None:
     line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
     line.say(BOT, "a")

@@ -124,7 +124,11 @@ class VoiceMaker:
                 sys.executable, "-P", "-c", _PROGRAM, *sys.path, stdin=PIPE, stdout=PIPE, env=environment
             )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(packed(job))
+        work = packed(job)
+        try:
+            process.stdin.write(work)
+        except RuntimeError as error:  # of uvloop, if the process has ended already
+            raise BrokenPipeError("it has ended") from error
         await process.stdin.drain()
         while True:
             (n,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from telephony_tts.clock import unix_ns
 from telephony_tts.errors import ConfigError, UnknownVoice
 
 SUFFIX = ".safetensors"
@@ -70,11 +71,28 @@ class VoiceFolder:
             return None
         return FileStamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
+    def mark_used(self, name: str) -> None:
+        """Note in the access time of a voice's file that the voice is used now. Its stamp stays. Nothing happens if
+        that cannot be done."""
+        path = self.path(name)
+        with suppress(OSError):
+            os.utime(path, ns=(unix_ns(), path.stat().st_mtime_ns))
+
+    def last_used_ns(self) -> dict[str, int]:
+        """When each voice was last used, by any process: see `mark_used`. Raises OSError if the folder cannot be
+        read."""
+        used = {}
+        for name in self.stamps():
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                used[name] = self.path(name).stat().st_atime_ns
+        return used
+
     def check_free(self, name: str, replace: bool = False) -> None:
         """Raises ConfigError for an invalid name, or for an existing voice that is not to be replaced."""
         if self.path(name).exists() and not replace:
             raise ConfigError(
-                f"{self.directory} already has a voice {name}: give --replace, or choose another name"
+                f"{self.directory} already has a voice {name}: give --replace, or choose another name",
+                code="voice_exists",
             )
 
     def put(self, name: str, content: bytes) -> None:

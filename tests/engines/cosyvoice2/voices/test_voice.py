@@ -273,8 +273,9 @@ def test_a_voice_is_replaced_only_on_demand(tmp_path: Path, features: PromptFeat
     store = VoiceStore(tmp_path)
     store.save("anna", features)
     other = replace(features, transcript="other")
-    with pytest.raises(ConfigError, match="already"):
+    with pytest.raises(ConfigError, match="already") as refused:
         store.save("anna", other)
+    assert refused.value.code == "voice_exists"
     assert store.load("anna").transcript == "Guten Tag, 你好"
     store.save("anna", other, replace=True)
     assert store.load("anna").transcript == "other"
