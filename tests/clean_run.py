@@ -57,8 +57,8 @@ def count_sockets() -> int:
 
 
 def _sockets() -> dict[int, str]:
-    """The open sockets: descriptor and the kernel's name. Those to a process that forks for the tests stay
-    (`forked_process`), and are the only ones of their type."""
+    """The open sockets: descriptor and the kernel's name. Those to fork servers (`forked_process`) stay open, so they
+    are left out. No other socket is of their type."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):

@@ -1,10 +1,15 @@
-"""Finds the child process in which CosyVoice2 computes."""
+"""The child process in which CosyVoice2 computes: find it, and delay its start."""
 
 from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+import pytest
+from forked_process import HELD
 
 WAIT_S = 30.0
 
@@ -15,7 +20,7 @@ def engine_pid(parent: subprocess.Popen[str]) -> int:
     while time.monotonic() < end_s:
         assert parent.poll() is None, parent.communicate()
         for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text(encoding="ascii").split():
-            # A forked one (`forked_process`) has only a name.
+            # A forked one (`forked_process`) has the command line of its fork server.
             named = [Path(f"/proc/{pid}/{file}").read_bytes() for file in ("cmdline", "comm")]
             if any(b"engine_process" in name for name in named):
                 return int(pid)
@@ -29,3 +34,23 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+Hold = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(name="hold")
+def fixture_of_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Makes a context in which forked engine processes do not begin."""
+    path = tmp_path / "held"
+    monkeypatch.setenv(HELD, str(path))
+
+    @contextmanager
+    def hold() -> Iterator[None]:
+        path.touch()
+        try:
+            yield
+        finally:
+            path.unlink()
+
+    return hold

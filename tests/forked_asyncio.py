@@ -1,4 +1,4 @@
-"""`asyncio.create_subprocess_exec` for programs that are forked (`forked_process`)."""
+"""`asyncio.create_subprocess_exec` with a fork server (`forked_process`)."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forked_process import Forks
+from forked_process import ForkServer
 
 
-def forking(forks: Forks, program: str) -> Callable[..., Any]:
-    """A function to be used as `asyncio.create_subprocess_exec`. It forks the commands that have `program` in the text
-    after -c, and starts others."""
+def forking(server: ForkServer, program: str) -> Callable[..., Any]:
+    """A function that replaces `asyncio.create_subprocess_exec`. It forks commands with `program` in the text after -c,
+    and starts all others."""
     start = asyncio.create_subprocess_exec
 
     async def started(*command: str, **how: Any) -> Any:
         if len(command) < 4 or program not in command[3]:
             return await start(*command, **how)
-        return await _forked(forks, command, **how)
+        return await _forked(server, command, **how)
 
     return started
 
 
 async def _forked(
-    forks: Forks, command: tuple[str, ...], *, stdin: int | None = None, stdout: int | None = None,
+    server: ForkServer, command: tuple[str, ...], *, stdin: int | None = None, stdout: int | None = None,
     stderr: int | None = None, env: Mapping[str, str] | None = None, pass_fds: tuple[int, ...] = (),
     start_new_session: bool = False, limit: int = 1 << 16,
 ) -> ForkedAsyncProcess:  # fmt: skip
-    numbers = {fd: fd for fd in (1, 2, *pass_fds)}
+    numbers = {fd: fd for fd in (0, 1, 2, *pass_fds)}
     loop = asyncio.get_running_loop()
     theirs: list[int] = []
     writer = reader = None
     reading: asyncio.BaseTransport | None = None
-    if stderr == DEVNULL:
-        numbers[2] = os.open(os.devnull, os.O_WRONLY)
-        theirs.append(numbers[2])
+    for number, chosen in enumerate((stdin, stdout, stderr)):
+        if chosen == DEVNULL:
+            numbers[number] = os.open(os.devnull, os.O_RDWR)
+            theirs.append(numbers[number])
     if stdin == PIPE:
         numbers[0], to_child = os.pipe()
         theirs.append(numbers[0])
@@ -51,8 +52,13 @@ async def _forked(
         filling = asyncio.StreamReaderProtocol(reader)
         reading, _ = await loop.connect_read_pipe(lambda: filling, os.fdopen(of_child, "rb"))
     try:
-        pid = forks.fork(command, env, None, numbers, new_session=start_new_session)
+        pid = server.fork(command, env, None, numbers, new_session=start_new_session)
         return ForkedAsyncProcess(pid, writer, reader, reading)
+    except BaseException:
+        for each in (writer, reading):
+            if each is not None:
+                each.close()
+        raise
     finally:
         for fd in theirs:
             os.close(fd)

@@ -1,12 +1,12 @@
-"""Programs that are forked from a process which has done their imports, in place of new processes.
+"""Fork servers: tests fork their programs from a process that has done the imports.
 
 Imports are most of what a new process of a test costs: torch takes four seconds of CPU, the command line's server
-three, an SDK one to five. `Forks.Popen` is in place of `subprocess.Popen`, and a `Forks` in place of the module
-`subprocess`. The forked process becomes a child of the test's process, and its arguments, variables, folder, files,
-session and signals are those that it would have. What it does not have is the interpreter's start and end, so a test
-that judges them starts a real process.
+three, an SDK one to five. A fork server is a process that imports once, and forks a child for each request. The child
+then becomes a child of the test's process. Its arguments, variables, folder, files, session and signals are those that
+`subprocess.Popen` gives. It has not the interpreter's start and end: a test that judges those starts a real process.
 
-This file has both sides. The process that forks may be of another Python, so it uses the standard library only.
+`fork_server` starts one. Its `ForkServer` replaces the module `subprocess`, and `ForkServer.Popen` the class `Popen`.
+This file has both sides. A fork server may run another Python, so the file uses the standard library only.
 """
 
 from __future__ import annotations
@@ -42,28 +42,30 @@ sys.path[:0] = sys.argv[3:]
 from forked_process import serve
 serve(int(sys.argv[1]), sys.argv[2].splitlines(), own)
 """
-SERVER = (
+SERVER_IMPORTS = (
     "telephony_tts.cli", "telephony_tts.app", "telephony_tts.http_api.asgi", "anyio._backends._asyncio", "av", "uvloop",
 )  # fmt: skip
 """What the command line and its server import, but for onnxruntime, whose import starts a thread."""
 HELD = "TEST_HOLDS_FORKS"
-"""A variable with the path of a file. While there is one, forked processes do not begin."""
-MOST_BYTES = 1 << 17
-MOST_FILES = 16
+"""A variable with the path of a file. While that file exists, forked processes do not begin."""
+MAX_BYTES = 1 << 17
+MAX_FILES = 16
 FREE_FD = 500
-"""Files are moved here first: the number that one shall have may be another's."""
+"""The files of a fork server have this number or a higher one, the files of a command a lower one. So a file that a
+command is given cannot take the place of a file that an import left open."""
+END_S = 60
+"""A fork server that has not ended within this time is killed."""
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _Popen = subprocess.Popen
-_n_in_use = 0
-"""How many processes that fork for it this process has."""
+_n_servers = 0
+"""How many fork servers this process has."""
 
 
-class Forks:
-    """The connection to a process that forks. Threads may share it."""
+class ForkServer:
+    """The connection to a fork server. Threads may share it."""
 
-    DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-    TimeoutExpired, CompletedProcess = subprocess.TimeoutExpired, subprocess.CompletedProcess
+    DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
 
     def __init__(self, connection: socket.socket, python: str = sys.executable, *, nested: bool = False) -> None:
         self.python = python
@@ -73,8 +75,8 @@ class Forks:
         self.Popen = _popen_with(self)
 
     def run(self, command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[Any]:
-        """`subprocess.run`. It needs no `check`, and takes a timeout, which ends the whole session of a process with
-        `start_new_session`."""
+        """`subprocess.run` without `check`. `timeout` is required. With `start_new_session` it also ends the processes
+        that the command has started."""
         timeout_s = how.pop("timeout")
         data = how.pop("input", None)
         if data is not None:
@@ -96,26 +98,34 @@ class Forks:
         self, command: Sequence[str], env: Mapping[str, str] | None, folder: str | None, numbers: Mapping[int, int], *,
         new_session: bool = False, prepare: Callable[[], None] | None = None,
     ) -> int:  # fmt: skip
-        """The id of a child with this command. `numbers`: of its files, and which files of this process they are.
-        `prepare` must have a name that the process which forks finds."""
+        """The id of a child with this command. `numbers`: the descriptors of its files, and this process's descriptors
+        of the same files. The fork server must be able to import `prepare` by its name."""
         environment = dict(os.environ if env is None else env)
         placed = os.sched_getaffinity(0), new_session, prepare
         request = (list(command), environment, os.path.abspath(folder or os.getcwd()), list(numbers), *placed)
         data = pickle.dumps((self._nested, request))
-        assert len(data) < MOST_BYTES and len(numbers) <= MOST_FILES
+        assert len(data) < MAX_BYTES, f"the request has {len(data)} bytes, the limit is {MAX_BYTES}"
+        assert len(numbers) <= MAX_FILES, f"the request has {len(numbers)} files, the limit is {MAX_FILES}"
+        assert max(numbers) < FREE_FD, f"the descriptor {max(numbers)} must be below {FREE_FD}"
         answer = b""
-        with self._lock, suppress(ConnectionError):
-            socket.send_fds(self._connection, [data], list(numbers.values()))
-            answer = self._connection.recv(MOST_BYTES)
-        assert answer, "the process with the imports has ended"
+        with self._lock:
+            try:
+                socket.send_fds(self._connection, [data], list(numbers.values()))
+                answer = self._connection.recv(MAX_BYTES)
+            except ConnectionError:
+                pass
+            except BaseException:
+                self.close()  # otherwise the next request would get the answer to this one
+                raise
+        assert answer, "the fork server has ended"
         return int(answer)
 
     def close(self) -> None:
         self._connection.close()
 
 
-def _popen_with(forks: Forks) -> type[subprocess.Popen[Any]]:
-    """subprocess.Popen that has `forks` start what can be forked. All but the start is that of the class."""
+def _popen_with(server: ForkServer) -> type[subprocess.Popen[Any]]:
+    """A `subprocess.Popen` whose processes are forked by `server`, or started if they cannot be forked."""
 
     class ForkedPopen(_Popen[Any]):
         def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Any,
@@ -124,9 +134,9 @@ def _popen_with(forks: Forks) -> type[subprocess.Popen[Any]]:
                            *others: Any) -> None:  # fmt: skip
             words = [args] if isinstance(args, str) else list(map(os.fsdecode, args))
             _restore_signals, gid, gids, uid, umask, start_new_session, process_group = others
-            # What nobody has needed so far.
+            # No test has needed these so far.
             asked = (executable, shell, not close_fds, gid, gids, uid, umask >= 0, process_group >= 0)
-            if words[0] != forks.python or program_of(words) is None or any(asked):
+            if words[0] != server.python or program_of(words) is None or any(asked):
                 super()._execute_child(  # type: ignore[misc]
                     args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
                     p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
@@ -134,7 +144,7 @@ def _popen_with(forks: Forks) -> type[subprocess.Popen[Any]]:
                 return
             own = [number if fd == -1 else fd for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
             numbers = dict(enumerate(own)) | {fd: fd for fd in pass_fds}
-            self.pid = forks.fork(words, env, cwd, numbers, new_session=start_new_session, prepare=preexec_fn)
+            self.pid = server.fork(words, env, cwd, numbers, new_session=start_new_session, prepare=preexec_fn)
             self._child_created = True
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -151,15 +161,15 @@ def program_of(command: Sequence[str]) -> list[str] | None:
 
 
 @contextmanager
-def preloaded(
+def fork_server(
     *imported: str | Path, environment: Mapping[str, str] | None = None, folders: Sequence[Path] = (),
     nested: bool = False, python: Path | None = None,
-) -> Iterator[Forks]:  # fmt: skip
-    """A process that has imported these modules, and what these scripts import. What it forks are children of this one.
+) -> Iterator[ForkServer]:  # fmt: skip
+    """Start a fork server with these modules, and with what these scripts import. What it forks are our children.
 
-    `environment`: all its variables, if others than those of this process. `folders` have modules too. `nested`: what
-    a child starts with `subprocess.Popen` is forked as well. `python`: another one than this, which finds its own
-    packages and what is in this checkout.
+    `environment`: all its variables; without it, those of this process. `folders`: more places of modules. `nested`:
+    `subprocess.Popen` forks in the children too. `python`: the interpreter, if it is another one. That one finds its
+    own packages and the modules of this checkout.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here = Path(__file__).resolve().parent
@@ -172,138 +182,155 @@ def preloaded(
             stdin=subprocess.DEVNULL, env=environment,
         )  # fmt: skip
     adopt_orphans(1)
-    forks = Forks(ours, name, nested=nested)
+    server = ForkServer(ours, name, nested=nested)
     try:
         # The imports must not be in the time that the first child takes: tests judge how long a start takes.
-        assert Forks(ours, name).Popen([name, "-c", ""]).wait() == 0
-        yield forks
+        assert ForkServer(ours, name).Popen([name, "-c", ""]).wait() == 0
+        yield server
     finally:
-        forks.close()
-        status = process.wait(60)
-        adopt_orphans(-1)
+        server.close()
+        try:
+            status = process.wait(END_S)
+        finally:
+            process.kill()
+            process.wait()
+            adopt_orphans(-1)
     assert status == 0
 
 
-class Hold:
-    """Keeps forked processes that have the variable `HELD` with the path of `file` from beginning."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def begin(self) -> None:
-        self._file.touch()
-
-    def end(self) -> None:
-        self._file.unlink()
-
-
 def adopt_orphans(more: int) -> None:
-    """Orphans below this process become its children, and so what a process with the imports has forked. `more`: 1 if
-    there is one more such process, -1 if there is one less."""
-    global _n_in_use
-    _n_in_use += more
-    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(_n_in_use > 0), 0, 0, 0) == 0
+    """Make orphans below this process its children, while it has fork servers: what those fork are orphans. `more`: 1
+    for one more fork server, -1 for one less."""
+    global _n_servers
+    _n_servers += more
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(_n_servers > 0), 0, 0, 0) == 0
 
 
-# ------------------------------------------------------------------------ the process
+# -------------------------------------------------------------------- the fork server
 
 
-def serve(fd: int, imported: Sequence[str], own_path: list[str]) -> None:
-    """Import, then fork a child for each request, until the other side closes the connection. `own_path`: where any
-    program of this Python finds modules."""
+def serve(fd: int, imported: Sequence[str], own_path: list[str]) -> NoReturn:
+    """Import, then fork a child for each request. `own_path`: where any program of this Python finds modules."""
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FREE_FD)
+    os.close(fd)
+    occupy_low_numbers()
     scripts = [name for name in imported if name.endswith(".py")]
     for name in imported:
         if name not in scripts:
             importlib.import_module(name)
     sys.path[:] = own_path
-    imports = {name: ScriptImports(Path(name)) for name in scripts}
-    fork_on_request(fd, imports)
+    fork_on_request(high, {name: ScriptImports(Path(name)) for name in scripts})
 
 
-def fork_on_request(fd: int, imports: Mapping[str, ScriptImports] | None = None) -> NoReturn:
-    """Fork a child for each request. The process ends when the other side closes the connection."""
-    connection = socket.socket(fileno=fd)
+def occupy_low_numbers() -> list[int]:
+    """Open /dev/null at all free descriptors below FREE_FD, so that what is opened next gets a higher one. Returns
+    them."""
+    occupied = []
+    while (fd := os.open(os.devnull, os.O_RDWR)) < FREE_FD:
+        occupied.append(fd)
+    os.close(fd)
+    return occupied
+
+
+def fork_on_request(fd: int, imports: Mapping[str, ScriptImports]) -> NoReturn:
+    """Fork a child for each request. The process ends when the other side closes the connection `fd`."""
+    status = 1
+    try:
+        occupy_low_numbers()
+        # Ctrl-C must not end a fork server: a test that ends may need more children. A child unblocks the signal. If it
+        # were ignored, a child could lose it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        connection = socket.socket(fileno=fd)
+        freeze()
+        while _fork_next(connection, imports):
+            pass
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _fork_next(connection: socket.socket, imports: Mapping[str, ScriptImports]) -> bool:
+    """Fork a child for the next request. Returns False if there is none."""
+    data, fds, _, _ = socket.recv_fds(connection, MAX_BYTES, MAX_FILES)
+    if not data:
+        return False
+    nested, request = pickle.loads(data)
+    words = program_of(request[0])
+    assert words is not None
+    if words[0] in imports:
+        imports[words[0]].execute_named(words[1:])
+        freeze()
     of_child, to = os.pipe()
-    freeze()
-    while True:
-        data, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_FILES)
-        if not data:
-            os._exit(0)
-        nested, request = pickle.loads(data)
-        words = program_of(request[0])
-        assert words is not None
-        if imports is not None and words[0] in imports:
-            imports[words[0]].execute_named(words[1:])
-            freeze()
-        between = os.fork()
-        if between == 0:
-            child = os.fork()
-            if child == 0:
-                for each in (of_child, to):
-                    os.close(each)
-                connection.close()
-                if nested:
-                    subprocess.Popen = forks_of_this_process(*fds).Popen  # type: ignore[misc]
-                _become(fds, *request)
-            os.write(to, b"%d" % child)
-            os._exit(0)  # now the child is an orphan
-        os.waitpid(between, 0)
-        connection.send(os.read(of_child, 20))
-        for each in fds:
-            os.close(each)
+    between = os.fork()
+    if between == 0:
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            while os.getppid() == parent:
+                time.sleep(0.001)  # the test's process is to be its parent before it begins
+            for each in (of_child, to):
+                os.close(each)
+            connection.close()
+            _become(fds, nested, *request)
+        os.write(to, b"%d" % child)
+        os._exit(0)  # now the child is an orphan
+    assert os.waitpid(between, 0)[1] == 0, "a fork failed"
+    connection.send(os.read(of_child, 20))
+    for each in (of_child, to, *fds):
+        os.close(each)
+    return True
 
 
 def freeze() -> None:
-    """Otherwise each child would visit, and so copy, all that was imported."""
+    """Take what was imported out of garbage collection: each child would visit, and so copy, all of it."""
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"an import started {n_threads - 1} threads, which a child would not have"
     gc.collect()
     gc.freeze()
 
 
-def forks_of_this_process(*fds: int) -> Forks:
-    """A process that forks for this one. It is forked now, as later this one may have threads. In a session of its own:
-    the signals of a terminal are not for it. `fds`: files that it closes; a pipe among them ends with this process."""
+def nested_fork_server(*fds: int) -> ForkServer:
+    """A fork server that is a fork of this process. It is forked now, as later this process may have threads. `fds`:
+    files that it closes; otherwise a pipe among them would not end with this process."""
+    # The fork itself may open files: libuv does.
+    occupied = occupy_low_numbers()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     adopt_orphans(1)
     if os.fork() == 0:
         ours.close()
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(null, number)
         for each in fds:
             os.close(each)
-        os.setsid()
-        fork_on_request(theirs.detach())
+        os.closerange(0, FREE_FD)
+        fork_on_request(theirs.detach(), {})
     theirs.close()
-    # At a number that no file of a command has.
-    high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, FREE_FD + 4 * MOST_FILES)
-    ours.close()
-    return Forks(socket.socket(fileno=high))
+    for each in occupied:
+        os.close(each)
+    return ForkServer(ours)
 
 
 def _become(
-    fds: Sequence[int], command: Sequence[str], environment: dict[str, str], folder: str, numbers: Sequence[int],
-    cores: set[int], new_session: bool, prepare: Callable[[], None] | None,
+    fds: Sequence[int], nested: bool, command: Sequence[str], environment: dict[str, str], folder: str,
+    numbers: Sequence[int], cores: set[int], new_session: bool, prepare: Callable[[], None] | None,
 ) -> NoReturn:  # fmt: skip
-    """Do what `command` does, as the main program of this process. A terminal that is the input of a new session
-    becomes that session's own, as a login does it."""
+    """Run `command` as the main program of this process. A terminal that is the input of a new session becomes that
+    session's own, as in a login."""
     status = 1
     try:
-        high = [fcntl.fcntl(each, fcntl.F_DUPFD, FREE_FD) for each in fds]
-        for each in (0, 1, 2, *fds):
-            with suppress(OSError):
-                os.close(each)
-        for each, number in zip(high, numbers, strict=True):
+        if new_session:
+            os.setsid()
+        if nested:  # after setsid: what the command starts is in its session
+            subprocess.Popen = nested_fork_server(*fds).Popen  # type: ignore[misc]
+        os.closerange(0, FREE_FD)
+        for each, number in zip(fds, numbers, strict=True):
             os.dup2(each, number)
             os.close(each)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for each in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(each, signal.SIG_DFL)
-        if new_session:
-            os.setsid()
-            if os.isatty(0):
-                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if new_session and os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.sched_setaffinity(0, cores)
         if prepare is not None:
             prepare()
@@ -325,44 +352,53 @@ def _become(
 
 
 def _run(words: list[str]) -> int:
-    """Runs the program, and what runs at the end of every program. Returns the exit status."""
+    """Run the program, and what runs at the end of every program. Returns the exit status."""
     more = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     path = [*more, *(each for each in sys.path if each not in more)]
     what = words[0] if words[0].endswith(".py") else words[1]
     sys.argv = words if what == words[0] else words[1:] if words[0] == "-m" else ["-c", *words[2:]]
-    status: Any = 0
+    status = 0
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         if words[0] == "-m":
             sys.path[:] = [os.getcwd(), *path]
             sys.modules.pop(what, None)  # it was imported already
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.path[:] = path
-            _be_named(what)
+            _set_process_name(what)
             main = sys.modules["__main__"] = ModuleType("__main__")
             exec(what, main.__dict__)
         else:
             sys.path[:] = [os.path.dirname(os.path.abspath(what)), *path]
             runpy.run_path(what, run_name="__main__")
     except SystemExit as ended:
-        status = ended.code
-    except BaseException:
+        status = _status_of(ended)
+    except BaseException as error:
         sys.excepthook(*sys.exc_info())
-        status = 1
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads, as the interpreter does
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):
-        if file is not None:
+        if file is not None and not file.closed:
             file.flush()
-    if status is None or isinstance(status, int):
-        return int(status or 0) & 0xFF
-    print(status, file=sys.stderr, flush=True)
+    if status < 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return status
+
+
+def _status_of(ended: SystemExit) -> int:
+    """The exit status. A message is printed."""
+    if ended.code is None or isinstance(ended.code, int):
+        return int(ended.code or 0) & 0xFF
+    print(ended.code, file=sys.stderr)
     return 1
 
 
-def _be_named(program: str) -> None:
+def _set_process_name(program: str) -> None:
     """`engine_child` finds the engine's process by this name."""
-    name = b"engine_process" if "few_steps" in program or "engine_process" in program else b"forked"
+    name = b"engine_process" if "engine_process" in program else b"forked"
     assert ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0) == 0
 
 

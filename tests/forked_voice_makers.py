@@ -1,4 +1,4 @@
-"""The processes that check recordings and make voices, forked from one that has imported PyTorch (`forked_process`).
+"""The processes that check recordings and make voices, from a fork server that has PyTorch (`forked_process`).
 
 The `conftest.py` of a folder whose tests make voices imports both fixtures.
 """
@@ -11,21 +11,22 @@ from collections.abc import Iterator
 
 import pytest
 from forked_asyncio import forking
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 _ENGINE = "telephony_tts.engines.cosyvoice2"
 
 
 @pytest.fixture(scope="module")
-def maker_forks() -> Iterator[Forks]:
-    """A process with the imports of a voice maker's."""
+def maker_forks() -> Iterator[ForkServer]:
+    """A fork server with the imports of the process that makes voices."""
     modules = (f"{_ENGINE}.hosting.voice_maker_process", f"{_ENGINE}.voices.enrolment", "av", "soundfile")
-    with preloaded(*modules, environment={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) as forks:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with fork_server(*modules, environment=one_thread) as forks:
         yield forks
 
 
 @pytest.fixture
-def forked_makers(maker_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that make voices are forked from one that has imported PyTorch. Without this fixture they are real
-    ones: for tests that judge their start or their end."""
+def forked_makers(maker_forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server forks the processes that make voices. Tests that judge the start or the end of such a process do
+    not use this fixture."""
     monkeypatch.setattr(asyncio, "create_subprocess_exec", forking(maker_forks, "voice_maker_process"))

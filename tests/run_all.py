@@ -1,9 +1,9 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
 There are three passes, by the marks of the tests. The tests marked `timed` judge the clock and mostly wait; several run
-at a time. Beside them run the unmarked tests, in the time that those leave over, if the machine can do that
-(`leftover_time.py`), and otherwise first. They run in one process more than there are cores, because a `slow` test
-often waits. Tests marked `alone` judge the clock or the machine and compute much; they run last, one at a time.
+at a time. Beside them run the unmarked tests, in idle time if the machine can do that (`idle_time.py`), and otherwise
+first. They run in one process more than there are cores, because a `slow` test often waits. Tests marked `alone` judge
+the clock or the machine and compute much; they run last, one at a time.
 
 A test that failed runs once more at the end, when nothing else does, and that verdict counts: tests take each other's
 CPU time, which no user's machine does. The report lists these tests.
@@ -11,6 +11,7 @@ CPU time, which no user's machine does. The report lists these tests.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from leftover_time import Enter, way_to_yield
+from idle_time import Enter, way_to_yield
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
@@ -45,11 +46,14 @@ class Pass:
     seconds: float = 0.0
 
     def wait(self) -> int:
-        if self.output is not None:
-            output, self.output = self.output, None
+        output, self.output = self.output, None
+        if output is not None:
             self._show(output)
         status = self.process.wait()
         self.seconds = time.monotonic() - self.begun_s
+        if output is not None:
+            # It may have ended while another pass printed. It prints until its end.
+            self.seconds -= time.time() - output.stat().st_mtime
         return status
 
     def _show(self, output: Path) -> None:
@@ -103,6 +107,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         except BaseException:
             for each in passes:
                 each.process.terminate()
+            for each in passes:
                 each.wait()
             raise
         print("\n==", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in passes))
@@ -125,11 +130,11 @@ def lines_of(path: Path) -> list[str]:
 
 
 def start(name: str, n_processes: int, options: Sequence[str], yielding: Enter | None, output: Path) -> Pass:
-    """Start a pass. `yielding`: in the time that others leave over; it prints to the file `output`."""
+    """Start a pass. With `yielding` it runs in idle time and prints to the file `output`."""
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    print(f"== {name}" + (", in the time that the next pass leaves over" if yielding is not None else ""), flush=True)
+    print(f"== {name}" + (", in idle time beside the next pass" if yielding is not None else ""), flush=True)
     if yielding is None:
         return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
     with output.open("wb") as file:
@@ -141,6 +146,7 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2, help="so many unmarked tests run at a time (2)")
     known, others = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(run(known.processes, others))
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_process import SERVER, Forks, preloaded
+from forked_process import SERVER_IMPORTS, ForkServer, fork_server
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
@@ -25,7 +25,7 @@ _REAL = "pauses"
 """The run whose script, servers and callers are processes of their own from their start. The others are forked."""
 _IMPORTS = (
     "harness.synthesis", "gpu.side", "telephony_tts.engines.cosyvoice2.core.core", "telephony_tts.bench.runs",
-    "telephony_tts.engines.cosyvoice2.service", "fleet_parts.validation", "harness.load_generator", *SERVER,
+    "telephony_tts.engines.cosyvoice2.service", "fleet_parts.validation", "harness.load_generator", *SERVER_IMPORTS,
 )  # fmt: skip
 """What the scripts, their servers and their callers import. PyTorch takes four seconds of CPU, a server three."""
 _WITHIN_S = 500
@@ -38,15 +38,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
-    """Runs scripts with their servers as forks of a process that has their imports."""
-    with preloaded(*_IMPORTS, folders=[_BENCHMARKS], nested=True) as programs:
+def forked() -> Iterator[ForkServer]:
+    """A fork server with the imports of the scripts and of their servers, which are forked too."""
+    with fork_server(*_IMPORTS, folders=[_BENCHMARKS], nested=True) as programs:
         yield programs
 
 
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, forked: Forks
+    tmp_path_factory: pytest.TempPathFactory, forked: ForkServer
 ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """The results of the tiny runs by name. Two runs go at a time, since half of a run is waiting."""
 
@@ -54,7 +54,8 @@ def runs(
         out = folder / f"{name}.json"
         command = [sys.executable, str(_BENCHMARKS / f"{name}.py"), "--quick", "--json", str(out)]
         start = subprocess.run if name == _REAL else forked.run
-        done = start(command, capture_output=True, text=True, timeout=_WITHIN_S)
+        # In a session of its own: a run that is late is killed with its servers.
+        done = start(command, capture_output=True, text=True, timeout=_WITHIN_S, start_new_session=True)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
@@ -200,21 +201,21 @@ print(json.dumps(told))
 """
 
 
-def test_help_has_examples(tmp_path: Path, forked: Forks) -> None:
+def test_help_has_examples(tmp_path: Path, forked: ForkServer) -> None:
     """All in one process, because most of each is what it imports."""
     script = tmp_path / "help_of_each.py"
     script.write_text(_HELP_OF_EACH, encoding="utf-8")
     command = [sys.executable, str(script), str(_BENCHMARKS), *_NAMES]
-    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S)
+    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S, start_new_session=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [name for name in _NAMES if f"python benchmarks/{name}.py" not in told[name]] == []
 
 
-def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path, forked: Forks) -> None:
+def test_the_simulated_fleet_is_compared_with_a_real_one(tmp_path: Path, forked: ForkServer) -> None:
     out = tmp_path / "validation.json"
     command = [sys.executable, str(_BENCHMARKS / "fleet.py"), "--validate", "--quick", "--json", str(out)]
-    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S)
+    done = forked.run(command, capture_output=True, text=True, timeout=_WITHIN_S, start_new_session=True)
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert results["measured"]["n_failed"] == 0 and results["measured"]["turns"] == results["simulated"]["turns"]

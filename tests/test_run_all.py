@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -52,13 +54,16 @@ def project(folder: Path, is_well: bool = True) -> None:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    # The plugins that are not needed here would be a third of each start.
-    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
-    environment = {**os.environ, "PYTHONPATH": str(HERE), **plugins}
     return subprocess.run(
         [sys.executable, *command, "-p", "no:cacheprovider", "-rA"],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    # The plugins that are not needed here would be a third of each start.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    return {**os.environ, "PYTHONPATH": str(HERE), **plugins}
 
 
 ONE_PROCESS_EACH = """
@@ -81,7 +86,7 @@ def test_all_passes_run_and_one_failure_fails_the_run(tmp_path: Path, n_processe
 
 
 @pytest.mark.parametrize("unmarked", [0, 1])
-def test_the_unmarked_tests_run_in_the_time_that_timed_tests_leave_over(tmp_path: Path, unmarked: int) -> None:
+def test_the_unmarked_tests_run_in_idle_time(tmp_path: Path, unmarked: int) -> None:
     """They begin first and yield. What they print comes after what the timed tests print, and in one piece."""
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(WAITS_FOR_UNMARKED.format(fails=unmarked))
@@ -120,6 +125,9 @@ class Ended:
     def wait(self) -> int:
         return 0
 
+    def poll(self) -> int:
+        return 0
+
 
 @pytest.mark.parametrize(("n_processes", "sizes"), [(1, (1, 1, 1)), (2, (3, 3, 1)), (8, (9, 3, 1))])
 def test_so_many_tests_run_at_a_time(
@@ -136,6 +144,73 @@ def test_so_many_tests_run_at_a_time(
     monkeypatch.setattr(run_all, "way_to_yield", nullcontext)
     assert run_all.run(n_processes, []) == 0
     assert (begun["beside"], begun["timed"], begun["alone"]) == sizes
+
+
+def test_the_seconds_of_a_pass_are_its_own_when_another_pass_ends_later(tmp_path: Path) -> None:
+    output = tmp_path / "beside"
+    output.write_text("2 passed\n")
+    os.utime(output, (time.time() - 40, time.time() - 40))
+    beside = run_all.Pass("beside", Ended(), time.monotonic() - 100, output)  # type: ignore[arg-type]
+    assert beside.wait() == 0
+    assert 59 < beside.seconds < 65
+
+
+def test_an_interrupted_run_ends_all_passes_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Interrupted(Ended):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def terminate(self) -> None:
+            calls.append(f"end {self.name}")
+
+        def wait(self) -> int:
+            calls.append(f"wait for {self.name}")
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return 0
+
+    def start(name: str, *_: object) -> run_all.Pass:
+        return run_all.Pass(name, Interrupted(name), 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run_all, "start", start)
+    monkeypatch.setattr(run_all, "way_to_yield", lambda: nullcontext(lambda: None))
+    with pytest.raises(KeyboardInterrupt):
+        run_all.run(2, [])
+    assert calls == ["wait for timed", "end beside", "end timed", "wait for beside", "wait for timed"]
+
+
+HANGS_ALONE = """
+import os, time
+
+def test_unmarked():
+    open("made", "w").write(str(os.getppid()))
+    os.rename("made", "pid_of_pass")
+    time.sleep(60)
+"""
+
+
+def test_a_terminated_run_ends_its_passes(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "test_it.py").write_text(HANGS_ALONE)
+    file = tmp_path / "pid_of_pass"
+    command = [sys.executable, str(HERE / "run_all.py"), "--processes", "1", "-p", "no:cacheprovider"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as running:
+        try:
+            wait_until(lambda: file.exists() or running.poll() is not None)
+            running.terminate()
+            assert running.wait(30) == 143
+            wait_until(lambda: not Path("/proc", file.read_text()).exists())
+        finally:
+            running.kill()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 FAILS_FIRST = """

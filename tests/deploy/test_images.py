@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from deploy_tools import ROOT, tools
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -243,9 +243,9 @@ def test_the_bridges_image_has_what_the_bridge_imports() -> None:
 
 
 @pytest.fixture(scope="module")
-def with_torch() -> Iterator[Forks]:
+def with_torch() -> Iterator[ForkServer]:
     """PyTorch takes four seconds to import."""
-    with preloaded("torch") as programs:
+    with fork_server("torch") as programs:
         yield programs
 
 
@@ -258,7 +258,7 @@ def with_torch() -> Iterator[Forks]:
     ],
 )
 def test_an_image_with_the_wrong_pytorch_is_not_built(
-    variant: str, cuda: str, says: str, with_torch: Forks
+    variant: str, cuda: str, says: str, with_torch: ForkServer
 ) -> None:
     """The tests have a build for CPUs, which is right only where one is asked for."""
     command = [sys.executable, str(LOCKS / "check_torch.py"), variant, cuda]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from forked_process import Forks
+from forked_process import ForkServer
 
 
 @contextmanager
 def announced(
     started: Sequence[str], *flags: str, cwd: Path, environment: Mapping[str, str] | None = None,
-    forks: Forks | None = None,
+    forks: ForkServer | None = None,
 ) -> Iterator[list[str]]:  # fmt: skip
     """A real server, and the lines that it prints until it is ready. With `forks` it is forked, not started."""
     command = [*started, "serve", "--port", "0", "--set", "engines.default=fake",
                "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false", *flags]  # fmt: skip
-    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen if forks is None else forks.Popen
-    served = start(
+    served = (forks or subprocess).Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd,
         env={**os.environ, **(environment or {})},
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import served
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 from forked_voice_makers import forked_makers, maker_forks  # noqa: F401
 
 
@@ -29,18 +29,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def server_forks() -> Iterator[Forks]:
-    """Forks servers from a process with the imports of a server and of CosyVoice2. Their engines are forked too."""
+def server_forks() -> Iterator[ForkServer]:
+    """A fork server with the imports of a server and of CosyVoice2. The engines of such a server are forked too."""
     folder = "telephony_tts.engines.cosyvoice2"
     modules = ("telephony_tts.cli", "telephony_tts.app", "telephony_tts.http_api.application", f"{folder}.service",
                f"{folder}.core.core", f"{folder}.hosting.loading")  # fmt: skip
     one_thread = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with preloaded(*modules, environment=one_thread, nested=True) as forks:
+    with fork_server(*modules, environment=one_thread, nested=True) as forks:
         yield forks
 
 
 @pytest.fixture
-def forked_server(server_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_server(server_forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`served.process` forks a server and its CosyVoice2: for tests that judge neither their start nor their end."""
     monkeypatch.setattr(served, "subprocess", server_forks)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -60,7 +60,7 @@ random_checkpoint.write_random_checkpoint(Path(sys.argv[1]))
 
 
 @pytest.fixture(scope="module")
-def tiny_model(server_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(server_forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny CosyVoice2 with few layers in the vocoder, which would take most of the time. Nothing writes to it. It is
     made in a forked process, as PyTorch is imported there."""
     path = tmp_path_factory.mktemp("tiny") / "model"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from announced import announced, command_with, self_made_certificate
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 from websockets.asyncio.client import connect
 
 from telephony_tts.audio.wav import read_wav
@@ -114,10 +114,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """A process with the imports of a server, from which the servers of the tests below are forked. How a real one is
-    started and names itself is tested above."""
-    with preloaded("telephony_tts.cli", "telephony_tts.http_api.asgi", "telephony_tts.app") as made:
+def forks() -> Iterator[ForkServer]:
+    """A fork server for the servers of the tests below. How a real one is started and names itself is tested above."""
+    with fork_server("telephony_tts.cli", "telephony_tts.http_api.asgi", "telephony_tts.app") as made:
         yield made
 
 
@@ -134,7 +133,7 @@ def has_ipv6() -> bool:
     ("host", "here"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")]
 )
 def test_the_printed_address_takes_a_connection(
-    host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str], forks: Forks
+    host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str], forks: ForkServer
 ) -> None:
     """Pinned: `wss://0.0.0.0` was printed, and nothing about the token and the certificate."""
     if ":" in host and not has_ipv6():
@@ -155,7 +154,7 @@ def test_the_printed_address_takes_a_connection(
             assert typed(curl, tmp_path).returncode == 1, "a token must be given"
 
 
-def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str], forks: Forks) -> None:
+def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str], forks: ForkServer) -> None:
     with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx, forks=forks) as lines:
         wscat = command_with("/v1/stream", lines)
         assert shlex.split(wscat)[4:] == [] and greeted(wscat)["codec"] == "ulaw"
@@ -164,7 +163,7 @@ def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 def test_the_printed_client_without_npx_connects(
-    is_tls: bool, certificate: list[str], tmp_path: Path, forks: Forks
+    is_tls: bool, certificate: list[str], tmp_path: Path, forks: ForkServer
 ) -> None:
     environment = {"PATH": str(tmp_path), "TELEPHONY_TTS_TOKENS": TOKEN}
     flags = certificate if is_tls else []

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked_process import SERVER, Forks, preloaded
+from forked_process import SERVER_IMPORTS, ForkServer, fork_server
 from rig import correlation, decoded, rendering
 
 from telephony_tts.audio.wav import read_wav
@@ -42,15 +42,15 @@ Program = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Forks]:
-    with preloaded(*SERVER) as forked:
+def programs() -> Iterator[ForkServer]:
+    with fork_server(*SERVER_IMPORTS) as forked:
         yield forked
 
 
 @pytest.fixture
-def program(programs: Forks) -> Program:
-    """Runs the command line as a fork of a process that has its imports. Tests of what the interpreter makes of its
-    standard files, at its start and at its end, run `started`."""
+def program(programs: ForkServer) -> Program:
+    """Runs the command line from a fork server. Tests of what the interpreter makes of its standard files, at its start
+    and at its end, run `started`."""
     return lambda *arguments, **options: started(*arguments, **options, start=programs.run)
 
 
@@ -248,7 +248,7 @@ def test_an_error_writes_nothing_to_standard_output(wrong: list[str], program: P
     assert ended.returncode in (1, 2) and ended.stdout == b"" and ended.stderr.startswith(b"telephony-tts: ")
 
 
-def test_a_wav_is_not_written_to_a_terminal(programs: Forks) -> None:
+def test_a_wav_is_not_written_to_a_terminal(programs: ForkServer) -> None:
     controller, terminal = pty.openpty()
     try:
         ended = programs.run(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from engine_child import engine_pid, is_alive
-from forked_process import Forks
+from forked_process import ForkServer
 from rig import Bot, gather, get
 from served import process
 from websockets.asyncio.client import connect
@@ -45,7 +45,7 @@ def model_dir(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
-def make_non_finite_for(text: str, model_dir: Path, forks: Forks) -> None:
+def make_non_finite_for(text: str, model_dir: Path, forks: ForkServer) -> None:
     """Fill with NaN an embedding row that `text` needs and the other texts here do not."""
     tokenizer = TextTokenizer(model_dir / "CosyVoice-BlankEN")
     others = {n for other in (GOOD, "Hello.", "Bye.") for n in tokenizer.encode(other)}
@@ -74,7 +74,9 @@ async def called(port: int, voice: str) -> Bot:
 
 
 @pytest.mark.usefixtures("forked_server")
-def test_a_non_finite_word_and_then_a_damaged_checkpoint(model_dir: Path, tmp_path: Path, server_forks: Forks) -> None:
+def test_a_non_finite_word_and_then_a_damaged_checkpoint(
+    model_dir: Path, tmp_path: Path, server_forks: ForkServer
+) -> None:
     """The non-finite word ends only its own turn. Then a file is truncated and the engine dies: calls of the other
     engine go on, /readyz reports it, and the log names the file. With the file restored the engine works again."""
     make_non_finite_for(BAD, model_dir, server_forks)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_child import engine_pid, is_alive
-from forked_process import HELD, Hold
+from engine_child import Hold, engine_pid, fixture_of_hold, is_alive  # noqa: F401
 from rig import Bot, gather, get, greeted
 from served import process
 from websockets.asyncio.client import connect
@@ -29,13 +28,6 @@ NOTICED_S = 3.0
 """A stop is detected within this time: 2 s without a message, and the time between checks."""
 LONG = "Your parcel left the depot on Tuesday morning and will be with you before noon on Friday or on Saturday."
 """A random model makes many seconds of audio of it, far more than is generated ahead."""
-
-
-@pytest.fixture
-def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Keeps a new engine from beginning."""
-    monkeypatch.setenv(HELD, str(tmp_path / "held"))
-    return Hold(tmp_path / "held")
 
 
 def served(tiny_model: Path, use: Callable[[int, int], Awaitable[None]], **engines: float) -> str:
@@ -145,22 +137,21 @@ def test_a_stopped_engine_is_reported_and_replaced(tiny_model: Path, hold: Hold)
             await idle.say("Hello.", "early")
             assert "does not respond" in (await error_of(idle, "early", within_s=0.7))["message"]
             assert time.monotonic() - begun_s < STALL_S, "all of this was before anything was replaced"
-            hold.begin()
-            for bot in (one, two):
-                error = await error_of(bot, "a")
-                assert STALL_S - 0.5 < time.monotonic() - begun_s < STALL_S + 1.5
-                assert error["heard_text"] + error["unheard_text"] == LONG
+            with hold():
+                for bot in (one, two):
+                    error = await error_of(bot, "a")
+                    assert STALL_S - 0.5 < time.monotonic() - begun_s < STALL_S + 1.5
+                    assert error["heard_text"] + error["unheard_text"] == LONG
 
-            # It is being started again: these wait, and two of them no longer.
-            for bot in (one, two, idle, gone):
-                await bot.say("Bye.", "late")
-            await queue_is(port, 4)
-            await idle.send({"type": "clear"})
-            await idle.event("cleared", turn="late", within_s=0.5)
-            await gone.aclose()
-            await queue_is(port, 2)
-            assert (await get(port, "/readyz"))[0] == 503, "they did not wait for the engine"
-            hold.end()
+                # It is being started again: these wait, and two of them no longer.
+                for bot in (one, two, idle, gone):
+                    await bot.say("Bye.", "late")
+                await queue_is(port, 4)
+                await idle.send({"type": "clear"})
+                await idle.event("cleared", turn="late", within_s=0.5)
+                await gone.aclose()
+                await queue_is(port, 2)
+                assert (await get(port, "/readyz"))[0] == 503, "they did not wait for the engine"
             for bot in (one, two):
                 await bot.event("done", turn="late", within_s=WAIT_S)
             await readyz_is(port, 200)
@@ -198,17 +189,16 @@ def test_turns_of_a_killed_engine_say_when_to_retry(tiny_model: Path, hold: Hold
     async def use(port: int, pid: int) -> None:
         async with called(port, audio="binary") as one, called_on_two_legs(port, "c1") as two:
             await gather(speaks(one, "a"), speaks(two, "a"))
-            hold.begin()
-            os.kill(pid, signal.SIGKILL)
-            for bot in (one, two):
-                error = await error_of(bot, "a")
-                assert error["heard_text"] + error["unheard_text"] == LONG
-            killed_s = time.monotonic()
-            for bot in (one, two):
-                await bot.say("Bye.", "early")
-                early = await error_of(bot, "early", within_s=0.7)
-                assert "started again" in early["message"] and early["unheard_text"] == "Bye."
-            hold.end()
+            with hold():
+                os.kill(pid, signal.SIGKILL)
+                for bot in (one, two):
+                    error = await error_of(bot, "a")
+                    assert error["heard_text"] + error["unheard_text"] == LONG
+                killed_s = time.monotonic()
+                for bot in (one, two):
+                    await bot.say("Bye.", "early")
+                    early = await error_of(bot, "early", within_s=0.7)
+                    assert "started again" in early["message"] and early["unheard_text"] == "Bye."
             back_ms = 1000 * (await readyz_is(port, 200) - killed_s)
             hint_ms = early["retry_after_ms"]
             assert 0.2 * hint_ms < back_ms < 5 * hint_ms + 1000, "the hint is of the right size"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked_process import SERVER, Forks, preloaded
+from forked_process import SERVER_IMPORTS, ForkServer, fork_server
 from served import process
 
 pytestmark = pytest.mark.slow
@@ -22,14 +22,14 @@ Ended = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Forks]:
-    with preloaded(*SERVER) as forked:
+def programs() -> Iterator[ForkServer]:
+    with fork_server(*SERVER_IMPORTS) as forked:
         yield forked
 
 
 @pytest.fixture(autouse=True)
-def forks(programs: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The servers here are forks of a process that has their imports."""
+def forks(programs: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server forks the servers here."""
     monkeypatch.setattr(subprocess, "Popen", programs.Popen)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
@@ -33,7 +33,7 @@ def short_of_module() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """For `front_server`: a process with the imports of a server, from which those of a file's servers are forked."""
-    with preloaded("forked_fronts") as made:
+def forks() -> Iterator[ForkServer]:
+    """For `front_server`: a fork server with the imports of a server."""
+    with fork_server("forked_fronts") as made:
         yield made

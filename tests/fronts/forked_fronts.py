@@ -1,7 +1,6 @@
-"""`telephony-tts serve` in a forked process (`forked_process`) whose fronts are forked too.
+"""`telephony-tts serve` for a fork server (`forked_process`). Its fronts come from a nested fork server.
 
-A front is a child of its supervisor as ever, which signals it and waits for it in the same way. `front_server` runs
-this script.
+A front is still a child of its supervisor, which signals it and waits for it. `front_server` runs this script.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import sys
 
 from forked_asyncio import forking
-from forked_process import forks_of_this_process
+from forked_process import nested_fork_server
 
 from telephony_tts import cli, event_loop
 from telephony_tts.fronts import front_process as front_process
@@ -21,5 +20,5 @@ asgi.import_early()
 event_loop.new_loop().close()
 
 if __name__ == "__main__":
-    asyncio.create_subprocess_exec = forking(forks_of_this_process(), "fronts.front_process")
+    asyncio.create_subprocess_exec = forking(nested_fork_server(), "fronts.front_process")
     sys.exit(cli.main())

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forked_process import Forks
+from forked_process import ForkServer
 
 START_S = 60.0
 
@@ -119,7 +119,7 @@ def _state(pid: int) -> str:
 
 @contextmanager
 def front_server(
-    folder: Path, *settings: str, n: int = 2, environment: dict[str, str] | None = None, forks: Forks | None = None
+    folder: Path, *settings: str, n: int = 2, environment: dict[str, str] | None = None, forks: ForkServer | None = None
 ) -> Iterator[FrontServer]:
     """A server with `n` fronts and tones for speech, once all are ready. `settings` are those of --set. The path of
     `folder` must be short. With `forks` its processes are forked, not started."""
@@ -149,7 +149,7 @@ def front_server(
         served.communicate()
 
 
-def serve_command(forks: Forks | None) -> list[str]:
+def serve_command(forks: ForkServer | None) -> list[str]:
     """`telephony-tts serve`; with `forks`, as a program whose fronts are forked too."""
     program = ["-m", "telephony_tts.cli"] if forks is None else [str(Path(__file__).with_name("forked_fronts.py"))]
     return [sys.executable, *program, "serve"]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from binary_carriers import GenesysPeer, JambonzPeer, PlayingPeer, VonagePeer, platform
 from carrier_peers import ExotelPeer, PlivoPeer, SignalWirePeer, TelnyxPeer
-from forked_process import Forks
+from forked_process import ForkServer
 from front_server import FrontServer, free_port, front_server
 from media_peer import MEDIA_START, START, leg, waiting_asterisk
 from rig import Bot, correlation, decoded, greeted, rendering, run, serving, until
@@ -41,7 +41,7 @@ SHORT = "On Tuesday."
 
 
 @pytest.fixture(scope="module")
-def server(short_of_module: Path, forks: Forks) -> Iterator[FrontServer]:
+def server(short_of_module: Path, forks: ForkServer) -> Iterator[FrontServer]:
     port = free_port()
     dial = f"asterisk.dial=['ws://127.0.0.1:{port}/']"
     with front_server(short_of_module, dial, "limits.call_claim_s=8", forks=forks) as server:

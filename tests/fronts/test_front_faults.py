@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from carrier_peers import PlivoPeer
-from forked_process import Forks
+from forked_process import ForkServer
 from front_server import FrontServer, free_port, front_server, serve_command
 from rig import Bot, correlation, decoded, greeted, rendering, run, until
 from twilio_peer import calling, dialling
@@ -110,7 +110,7 @@ async def two_fronts_speak_again(server: FrontServer) -> int:
     return n
 
 
-def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(short: Path, forks: Forks) -> None:
+def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(short: Path, forks: ForkServer) -> None:
     """The owner is stopped, so it has not greeted and the leg was not sent. When it dies, the leg is not lost."""
     with front_server(short, forks=forks) as server:
 
@@ -135,7 +135,7 @@ def test_a_leg_for_a_front_that_dies_before_it_takes_it_begins_the_call_again(sh
         assert gone["level"] == "warning" and gone["front"].endswith(".1")
 
 
-def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path, forks: Forks) -> None:
+def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path, forks: ForkServer) -> None:
     """The front with fewer connections is stopped an instant ago, so the other one does not know it yet."""
     with front_server(short, forks=forks) as server:
 
@@ -170,7 +170,7 @@ def test_a_new_connection_is_not_lost_to_a_front_that_is_stopped(short: Path, fo
         assert not server.logged("moved_connection_not_taken"), "the other front has given up, which is no error"
 
 
-def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path, forks: Forks) -> None:
+def test_a_connection_for_a_front_that_hangs_is_closed_in_time(short: Path, forks: ForkServer) -> None:
     with front_server(short, forks=forks) as server:
 
         async def main() -> None:
@@ -262,7 +262,7 @@ def test_a_second_signal_ends_all_fronts_at_once(short: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server_of_five(short_of_module: Path, forks: Forks) -> Iterator[FrontServer]:
+def server_of_five(short_of_module: Path, forks: ForkServer) -> Iterator[FrontServer]:
     """At most five calls at a time."""
     with front_server(short_of_module, "limits.calls=5", forks=forks) as server:
         yield server
@@ -330,7 +330,7 @@ def test_a_burst_of_handshakes_does_not_exceed_the_limit(server_of_five: FrontSe
     run(main)
 
 
-def test_a_leg_may_join_when_all_fronts_are_full(short: Path, forks: Forks) -> None:
+def test_a_leg_may_join_when_all_fronts_are_full(short: Path, forks: ForkServer) -> None:
     """The bot waits on one front, and its media leg comes to the other one: it is no new call."""
     with front_server(short, "limits.calls=1", forks=forks) as server:
 
@@ -357,7 +357,7 @@ def test_a_leg_may_join_when_all_fronts_are_full(short: Path, forks: Forks) -> N
 # -------------------------------------------------------------- things all must know
 
 
-def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path, forks: Forks) -> None:
+def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path, forks: ForkServer) -> None:
     base = "https://voice.example.com"
 
     def signed(nonce: str) -> dict[str, str]:
@@ -386,7 +386,7 @@ def test_a_nonce_of_plivo_is_used_once_by_all_fronts(short: Path, forks: Forks) 
         run(main)
 
 
-def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path, forks: Forks) -> None:
+def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path, forks: ForkServer) -> None:
     with front_server(short, forks=forks) as server:
 
         async def main() -> None:
@@ -430,7 +430,7 @@ def _kept_turns(server: FrontServer) -> float:
     return sum(unpacked(path.read_bytes())["telephony_tts_turns"].samples[done] for path in files)
 
 
-def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(short: Path, forks: Forks) -> None:
+def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(short: Path, forks: ForkServer) -> None:
     with front_server(short, forks=forks) as server:
 
         async def main() -> None:
@@ -463,7 +463,7 @@ def test_a_folder_that_cannot_be_used_refuses_new_calls_and_live_ones_go_on(shor
 
 
 def serve(
-    *settings: str, folder: Path, forks: Forks | None = None, within_s: float = 60
+    *settings: str, folder: Path, forks: ForkServer | None = None, within_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """A server that cannot start. With `forks` it is forked, not started."""
     command = [*serve_command(forks), "--port", "0", "--set", "server.processes=2",
@@ -479,7 +479,7 @@ def serve(
     return subprocess.CompletedProcess(command, served.returncode, told, complained)
 
 
-def test_a_server_that_cannot_start_says_why_once(short: Path, forks: Forks) -> None:
+def test_a_server_that_cannot_start_says_why_once(short: Path, forks: ForkServer) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         taken = serve(f"server.port={port}", folder=short, forks=forks)
@@ -496,7 +496,7 @@ def test_a_server_that_cannot_start_says_why_once(short: Path, forks: Forks) -> 
     assert list(short.glob("telephony-tts-*")) == []
 
 
-def test_localhost_is_served_on_all_its_addresses(short: Path, forks: Forks) -> None:
+def test_localhost_is_served_on_all_its_addresses(short: Path, forks: ForkServer) -> None:
     with front_server(short, "server.host=localhost", forks=forks) as server:
         for host in ("127.0.0.1", "[::1]"):
             try:

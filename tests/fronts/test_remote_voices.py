@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 from front_server import FrontServer, front_server
 from rig import Bot, run
 from test_http_voices import good
@@ -36,18 +37,18 @@ def folders(short_of_module: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def engine_servers_forked() -> Iterator[None]:
-    """Engine servers are forked from a process that has imported PyTorch."""
+    """A fork server that has imported PyTorch forks the engine servers."""
     engine = "telephony_tts.engines.cosyvoice2"
     modules = ("telephony_tts.cli", "telephony_tts.app", "telephony_tts.engines.remote.server", f"{engine}.service",
                f"{engine}.core.core", f"{engine}.hosting.loading")  # fmt: skip
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with preloaded(*modules, environment=one_thread) as forks, pytest.MonkeyPatch.context() as patch:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with fork_server(*modules, environment=one_thread) as forks, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_servers, "subprocess", forks)
         yield
 
 
 @pytest.fixture(scope="module")
-def server(short_of_module: Path, folders: tuple[Path, Path], forks: Forks) -> Iterator[FrontServer]:
+def server(short_of_module: Path, folders: tuple[Path, Path], forks: ForkServer) -> Iterator[FrontServer]:
     model = short_of_module / "model"
     write_random_checkpoint(model)
     tiny = ("engines.default=cosyvoice2", f"engines.cosyvoice2.model={model}", "engines.cosyvoice2.workers=1",

@@ -14,12 +14,12 @@ for folder in ("e2e", "fronts"):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def preloaded_drivers() -> Iterator[None]:
-    """The tests of a module share the processes that have imported a client's packages (`forked_process.py`)."""
+def drivers_fork_servers() -> Iterator[None]:
+    """The tests of a module share the fork servers that have imported a client's packages (`forked_process.py`)."""
     yield
-    from environment import end_preloaded
+    from environment import end_fork_servers
 
-    end_preloaded()
+    end_fork_servers()
 
 
 @pytest.fixture(scope="module")

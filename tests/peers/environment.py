@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parents[1] / ".peers"
@@ -27,8 +27,8 @@ REQUIREMENTS = HERE / "bots.txt"
 DRIVERS = HERE / "drivers"
 INSTALL_S = 300
 """The longest that an installation may take."""
-PRELOADED: dict[Path, Forks] = {}
-"""A process that has imported what a driver imports, by the driver's path."""
+FORK_SERVERS: dict[Path, ForkServer] = {}
+"""Fork servers with the imports of a driver, by the driver's path."""
 _ENDS = ExitStack()
 _MAKING = threading.Lock()
 
@@ -87,11 +87,11 @@ def drive(
             start = subprocess.run
         else:
             with _MAKING:
-                if path not in PRELOADED:
-                    # `-X faulthandler`, for what is forked from it.
+                if path not in FORK_SERVERS:
+                    # For its children, which cannot get it from `-X faulthandler`.
                     early = {**variables, "PYTHONFAULTHANDLER": "1"}
-                    PRELOADED[path] = _ENDS.enter_context(preloaded(path, environment=early, python=python))
-            start = PRELOADED[path].run
+                    FORK_SERVERS[path] = _ENDS.enter_context(fork_server(path, environment=early, python=python))
+                start = FORK_SERVERS[path].run
         command = [str(python), "-X", "faulthandler", str(path), *arguments]
         run = start(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=variables,
@@ -101,15 +101,18 @@ def drive(
         raise AssertionError(
             f"{script} took longer than {timeout_s} s\n{printed(late.stdout)}\n{decoded_text(late.stderr)}"
         ) from None
+    except BaseException:
+        FORK_SERVERS.pop(path, None)  # it may have ended, and the next run needs one
+        raise
     assert run.returncode == 0, (
         f"{script} ended with {run.returncode}\n{printed(run.stdout)}\n{decoded_text(run.stderr)[-6000:]}"
     )
     return [with_bytes(json.loads(line)) for line in run.stdout.splitlines()]
 
 
-def end_preloaded() -> None:
-    """End the processes that wait for another run of a driver."""
-    PRELOADED.clear()
+def end_fork_servers() -> None:
+    """End the fork servers, which wait for another run of a driver."""
+    FORK_SERVERS.clear()
     _ENDS.close()
 
 

@@ -101,7 +101,7 @@ def test_runs_of_a_driver_share_its_imports_and_nothing_else(
     (alone,) = environment.drive("uses.py", "three", environment={"OF_AN_IMPORT": "1"})
     assert alone["by"] == alone["shared"], "its import has not seen the variable"
     assert is_running(one["shared"])
-    environment.end_preloaded()
+    environment.end_fork_servers()
     assert not is_running(one["shared"])
 
 
@@ -136,5 +136,17 @@ def test_an_import_that_starts_a_thread_is_refused(own_drivers: Path) -> None:
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     (own_drivers / "uses.py").write_text("import threaded\n")
-    with pytest.raises(AssertionError, match="the process with the imports has ended"):
+    with pytest.raises(AssertionError, match="the fork server has ended"):
         environment.drive("uses.py")
+
+
+def test_a_driver_runs_again_after_its_fork_server_has_died(own_drivers: Path) -> None:
+    (own_drivers / "fatal.py").write_text("import os\nos._exit(3)\n")
+    (own_drivers / "uses.py").write_text(
+        "from reporting import report\ndef later():\n    import fatal\nreport('ran')\n"
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="the fork server has ended"):
+        environment.drive("uses.py", "fatal")
+    assert [event["event"] for event in environment.drive("uses.py", "well")] == ["ran"]
+    with pytest.raises(AssertionError):
+        environment.end_fork_servers()

@@ -11,7 +11,7 @@ import pretend_device
 import pytest
 import torch
 from few_steps import CHILD, load_with_few_steps
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 from places import Place
 from pretend_device import Pretence
 from speaking import REQUESTS, VOICES, Rig, spoken
@@ -84,17 +84,17 @@ def few_steps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def engine_forks() -> Iterator[Forks]:
+def engine_forks() -> Iterator[ForkServer]:
     quiet = {**process_host.QUIET_THREADS, **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     folder = "telephony_tts.engines.cosyvoice2"
-    with preloaded("few_steps", f"{folder}.core.core", f"{folder}.hosting.known_voices", environment=quiet) as forks:
+    with fork_server("few_steps", f"{folder}.core.core", f"{folder}.hosting.known_voices", environment=quiet) as forks:
         yield forks
 
 
 @pytest.fixture
-def forks(engine_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine processes are forked from one that has imported torch. Without this fixture they are real ones: for tests
-    that judge their start or their end."""
+def forks(engine_forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that has imported torch forks the engine processes. Tests that judge the start or the end of such
+    a process do not use this fixture."""
     monkeypatch.setattr(process_host, "subprocess", engine_forks)
 
 

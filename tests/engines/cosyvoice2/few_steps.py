@@ -15,8 +15,11 @@ FEW_EULER = 4
 """A first, a last and two between. The official ten would take more than half of the time here, and nothing here
 depends on their number. The tests of the flow and of the started engine use ten."""
 
-CHILD = "import sys; sys.path[:] = sys.argv[2:]; from few_steps import main; main(int(sys.argv[1]))"
-"""Like `process_host._CHILD`."""
+CHILD = (
+    "import sys; sys.path[:] = sys.argv[2:]; from few_steps import main as engine_process; "
+    "engine_process(int(sys.argv[1]))"
+)
+"""Like `process_host._CHILD`. `engine_child` looks for "engine_process"."""
 
 
 def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Watchers that are forked."""
+"""Watchers from a fork server."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 from forked_asyncio import forking
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 
 @pytest.fixture(scope="module")
-def watcher_forks() -> Iterator[Forks]:
+def watcher_forks() -> Iterator[ForkServer]:
     from ray_rig import ray_python, variables
 
-    with preloaded("ray", "telephony_tts.engines.ray.watcher", environment=variables(), python=ray_python()) as forks:
+    with fork_server("ray", "telephony_tts.engines.ray.watcher", environment=variables(), python=ray_python()) as forks:
         yield forks
 
 
 @pytest.fixture
-def forked_watchers(watcher_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchers of fronts are forked from a process that has imported Ray."""
+def forked_watchers(watcher_forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that has imported Ray forks the watchers of fronts."""
     monkeypatch.setattr(asyncio, "create_subprocess_exec", forking(watcher_forks, "engines.ray.watcher"))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -23,7 +23,7 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = HERE / "ray.txt"
 INSTALL_S = 600
 COMMAND = ("telephony_tts.cli", "ray", "ray.serve", "telephony_tts.engines.ray.app")
-"""What a command imports, in part inside of functions. It takes two seconds of CPU."""
+"""What a command imports, in part inside functions. The imports take two seconds of CPU."""
 START_S = 300
 """Until a command counts as hanging. Beside other tests it waits for a core."""
 
@@ -67,9 +67,9 @@ def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class RayCluster:
-    """A running cluster, and the process that forks a child for each command."""
+    """A running cluster, and the fork server of its commands."""
 
-    def __init__(self, child: subprocess.Popen[str], address: str, commands: Forks) -> None:
+    def __init__(self, child: subprocess.Popen[str], address: str, commands: ForkServer) -> None:
         self._child = child
         self._commands = commands
         self.address = address
@@ -148,7 +148,7 @@ def ray_cluster(added: Mapping[str, str] | None = None, **head: int) -> Iterator
             assert child.stdout is not None
             address = child.stdout.readline().strip()
             if ":" in address:
-                with preloaded(*COMMAND, environment=variables(), python=ray_python()) as commands:
+                with fork_server(*COMMAND, environment=variables(), python=ray_python()) as commands:
                     yield RayCluster(child, address, commands)
                 return
         finally:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import engine_servers
 import pytest
-from forked_process import Forks, preloaded
+from forked_process import ForkServer, fork_server
 
 
 @pytest.fixture(scope="module")
-def server_forks() -> Iterator[Forks]:
+def server_forks() -> Iterator[ForkServer]:
     folder = "telephony_tts.engines"
-    with preloaded("telephony_tts.cli", "telephony_tts.app", f"{folder}.remote.server", f"{folder}.fake") as forks:
+    with fork_server("telephony_tts.cli", "telephony_tts.app", f"{folder}.remote.server", f"{folder}.fake") as forks:
         yield forks
 
 
 @pytest.fixture
-def forks(server_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine servers are forked from a process that has the command line. Without this fixture they are real ones: for
-    tests that judge their start or their end."""
+def forks(server_forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that has the command line forks the engine servers. Tests that judge the start or the end of such
+    a server do not use this fixture."""
     monkeypatch.setattr(engine_servers, "subprocess", server_forks)

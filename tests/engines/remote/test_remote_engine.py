@@ -22,7 +22,7 @@ import pytest
 from clean_run import until
 from conformance import joined, speak
 from engine_servers import ServerProcess, attached, engine_server, started
-from forked_process import Forks
+from forked_process import ForkServer
 
 from telephony_tts.cli import main
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, TextFeed, Utterance
@@ -56,7 +56,7 @@ SLOW = ("engines.fake.rtf=1", "engines.fake.first_audio_ms=50")
 
 
 @pytest.fixture(scope="module")
-def module_server(server_forks: Forks) -> Iterator[ServerProcess]:
+def module_server(server_forks: ForkServer) -> Iterator[ServerProcess]:
     """A server of the fake engine for tests that neither signal nor end it."""
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:

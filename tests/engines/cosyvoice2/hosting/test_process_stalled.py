@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from conformance import joined, speak
-from engine_child import is_alive
-from forked_process import HELD, Hold
+from engine_child import Hold, fixture_of_hold, is_alive  # noqa: F401
 from service_rig import WAIT_S, host_of, started, until
 from slow_engine_process import STEP_S, slow_child
 from speaking import NEIGHBOUR, SENTENCE
@@ -177,35 +176,30 @@ def test_a_step_without_an_end_is_replaced_by_its_own_limit(
     assert "said nothing" not in caplog.text
 
 
-def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_utterances_of_a_killed_process_and_those_that_wait_for_the_next(model_dir: Path, hold: Hold) -> None:
     """The one under way ends with when to come again; one asked for meanwhile is spoken; one given up is gone at
     once."""
-    monkeypatch.setenv(HELD, str(tmp_path / "held"))
-    hold = Hold(tmp_path / "held")
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
         stream = engine.synthesize(Utterance("a", LONG))
         await anext(stream)
-        hold.begin()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="started again") as error:
-            await rest_of(stream)
-        hint_ms = error.value.retry_after_ms
-        assert hint_ms is not None and 500 <= hint_ms <= 1000 * WAIT_S
-        begun_s = time.monotonic()
-        waiting: list[asyncio.Task[Any]] = [
-            asyncio.create_task(speak(engine, Utterance(str(i), SENTENCE, seed=1))) for i in range(2)
-        ]
-        given_up = asyncio.create_task(speak(engine, Utterance("c", SENTENCE)))
-        await asyncio.sleep(0.05)
-        assert engine.stats().n_queued == 3 and not engine.stats().is_ready
-        given_up.cancel()
-        await asyncio.wait([given_up])
-        assert engine.stats().n_queued == 2 and not engine.stats().is_ready, "it is gone before the engine is back"
-        hold.end()
+        with hold():
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(EngineError, match="started again") as error:
+                await rest_of(stream)
+            hint_ms = error.value.retry_after_ms
+            assert hint_ms is not None and 500 <= hint_ms <= 1000 * WAIT_S
+            begun_s = time.monotonic()
+            waiting: list[asyncio.Task[Any]] = [
+                asyncio.create_task(speak(engine, Utterance(str(i), SENTENCE, seed=1))) for i in range(2)
+            ]
+            given_up = asyncio.create_task(speak(engine, Utterance("c", SENTENCE)))
+            await asyncio.sleep(0.05)
+            assert engine.stats().n_queued == 3 and not engine.stats().is_ready
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            assert engine.stats().n_queued == 2 and not engine.stats().is_ready, "it is gone before the engine is back"
         await until(lambda: engine.stats().is_ready, "it is back")
         back_ms = 1000 * (time.monotonic() - begun_s)
         assert 0.2 * hint_ms < back_ms < 5 * hint_ms + 1000, "the hint was of the right size"

@@ -1,8 +1,8 @@
-"""Processes that run only while nothing else wants a core.
+"""Processes that run in idle time: only while no other process wants a core.
 
-The kernel's idle class does that, but not everywhere: where it groups processes by session (`autogroup`), sessions
-share the cores equally, whatever their classes. There a control group with `cpu.idle` does it, which only root can
-make. So `way_to_yield` tries each, and measures what busy processes of that kind leave to this one.
+The kernel's idle class does that, but not everywhere: where the kernel groups processes by session (`autogroup`),
+sessions share the cores equally, whatever their classes. There a control group with `cpu.idle` does it, which only root
+can make. So `way_to_yield` tries each, and measures whether busy processes of that kind leave the cores to this one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from pathlib import Path
 
 GROUPS = (Path("/sys/fs/cgroup/cpu/telephony-tts-tests"), Path("/sys/fs/cgroup/telephony-tts-tests"))
 """Control groups of version 1 and 2."""
-BUSY = "print(flush=True)\nwhile True: pass"
+BUSY = "import signal, sys\nsignal.alarm(int(sys.argv[1]))\nprint(flush=True)\nwhile True: pass"
+MAX_BUSY_S = 60
+"""Then a busy process ends by itself. This one may have been killed."""
 N_BUSY = 2
 """Busy processes for each core, in a measurement."""
 TRY_S = 0.2
 MAX_WAIT = 0.2
-"""Part of the time that this process computes. It waits as long as it computes if it shares a core with one other."""
+"""The longest wait for a core, as a part of the time that this process computes. If it shared a core with one other, it
+would wait as long as it computes."""
 START_S = 10
 
 Enter = Callable[[], None]
@@ -45,18 +48,24 @@ def way_to_yield(groups: Sequence[Path] = GROUPS) -> Iterator[Enter | None]:
         yield enter_idle_class
         return
     for group in groups:
-        with suppress(OSError):
+        try:
             group.mkdir(exist_ok=True)
             (group / "cpu.idle").write_text("1")
             break
+        except OSError:
+            remove(group)
     else:
         yield None
         return
     try:
         yield entering(group) if leaves_the_cores(entering(group)) else None
     finally:
-        with suppress(OSError):  # another run of the tests may use it
-            group.rmdir()
+        remove(group)
+
+
+def remove(group: Path) -> None:
+    with suppress(OSError):  # another run of the tests may use it, or it could not be made
+        group.rmdir()
 
 
 def leaves_the_cores(enter: Enter) -> bool:
@@ -69,7 +78,7 @@ def leaves_the_cores(enter: Enter) -> bool:
     busy: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(n):
-            program = [sys.executable, "-S", "-c", BUSY]
+            program = [sys.executable, "-S", "-c", BUSY, str(MAX_BUSY_S)]
             busy.append(subprocess.Popen(program, stdout=subprocess.PIPE, preexec_fn=enter, start_new_session=True))
         for each in busy:
             assert each.stdout is not None

@@ -1,15 +1,16 @@
-"""Processes that yield to all others: what is found on this machine, and how it is chosen."""
+"""Processes that run in idle time: which way works on this machine, and how it is chosen."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import leftover_time
+import idle_time
 import pytest
-from leftover_time import Enter, enter_idle_class, leaves_the_cores, way_to_yield
+from idle_time import BUSY, Enter, enter_idle_class, leaves_the_cores, way_to_yield
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def test_a_way_that_is_refused_is_no_way() -> None:
 
 @pytest.mark.alone
 def test_the_way_that_was_found_leaves_the_cores() -> None:
-    groups = [group.with_name("telephony-tts-test") for group in leftover_time.GROUPS]
+    groups = [group.with_name("telephony-tts-test") for group in idle_time.GROUPS]
     with way_to_yield(groups) as found:
         if found is None:
             pytest.skip("this machine shares its cores by session, and control groups are not ours to make")
@@ -49,7 +50,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Enter]:
         found.append(enter)
         return False
 
-    monkeypatch.setattr(leftover_time, "leaves_the_cores", measure)
+    monkeypatch.setattr(idle_time, "leaves_the_cores", measure)
     return found
 
 
@@ -67,6 +68,25 @@ def test_a_control_group_is_tried_next_and_removed(tried: list[Enter], tmp_path:
         for each in group.iterdir():  # the kernel's go with the folder
             each.unlink()
     assert found is None and not group.exists() and len(tried) == 2
+
+
+def test_a_control_group_that_cannot_be_made_idle_is_removed(
+    tried: list[Enter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has it without `cpu.idle` where the group above it shares no cores."""
+
+    def refuse(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with way_to_yield([tmp_path / "group"]) as found:
+        assert found is None and tried == [enter_idle_class]
+    assert not (tmp_path / "group").exists()
+
+
+def test_a_busy_process_ends_by_itself() -> None:
+    ended = subprocess.run([sys.executable, "-S", "-c", BUSY, "1"], capture_output=True, timeout=30, check=False)
+    assert ended.returncode == -signal.SIGALRM
 
 
 def test_a_process_that_enters_the_idle_class_is_in_it() -> None:
