@@ -38,13 +38,15 @@ _HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _PLAIN = re.compile(rf"(?:{_WORD}(?:[,;:](?= )|[，、；：])?|{_HAN}+[，、；：]?|(?<= )[-–—]{{1,2}}(?= )| +)+")
 _CHUNK = re.compile(r"[^ ]+")
 _ORDINARY = re.compile(rf"{_LETTER}+(?:['’-]{_LETTER}+)*['’]?[,;:]?")
-_MONTH = re.compile(
+_MONTH_OR_DAY = re.compile(
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
-    r"nov(?:ember)?|dec(?:ember)?)[,;:]?",
+    r"nov(?:ember)?|dec(?:ember)?|mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)[,;:]?",
     re.IGNORECASE,
 )
-_DAYS = re.compile(r"\b(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun) ?[-–]", re.IGNORECASE)
-"""The beginning of "Mon-Fri", which is read "Monday to Friday" although it has only letters."""
+_DAYS = re.compile(
+    r"\b(?:(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b|(?i:(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun|m) ?[-–]))"
+)
+"""A day in short form, which may be read as a whole word although it has only letters: "Mon-Fri", "Sat and Sun"."""
 _NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
 _HAN_PLACE = re.compile(
     rf"(?=(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}}(?![{_NUMERALS}]){_HAN}"
@@ -174,8 +176,8 @@ def _places(text: str, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_ordinary(chunk: str) -> bool:
-    """Whether a word is read the same beside any other: not a month, not an abbreviation in capitals, no dash."""
-    if not _ORDINARY.fullmatch(chunk) or _MONTH.fullmatch(chunk):
+    """Whether a word is read the same beside any other: no month, short day, abbreviation in capitals or dash."""
+    if not _ORDINARY.fullmatch(chunk) or _MONTH_OR_DAY.fullmatch(chunk):
         return False
     return not (chunk.isupper() and sum(char.isalpha() for char in chunk) > 1)
 

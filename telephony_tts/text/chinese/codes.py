@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.chinese import numbers as zh
-from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
+from telephony_tts.text.patterns import (
+    AIRLINER,
+    LETTERS_OR_DIGITS,
+    MASKED,
+    MEASURED,
+    MIXED,
+    NAMED_DECIMAL,
+    SPAN,
+    WITH_VOWEL,
+)
 from telephony_tts.text.scanner import Rule, after, before
 
 # After these words any number of two or more digits is read digit by digit.
@@ -19,7 +28,7 @@ _STRONG = (
 # After these words only longer numbers are, because they cannot be a count of things.
 _WEAK = (
     "座位号?|柜号|桌号|订单|工单|运单|快递|保单|合同|发票|案件|航班|车次|列车|房间|客房|病房|转|来电|电话|客服|短信|发送|发|联系|"
-    "会员|按|打|输入|回复|银行卡|信用卡|储蓄卡|卡|ID|型号|波音|空客|给|"
+    "会员|按|打|输入|回复|单元|栋|幢|[A-Z]座|银行卡|信用卡|储蓄卡|卡|ID|型号|波音|空客|给|"
     "(?<![a-z])(?:order|room|flight|case|account|hotline|ticket|booking|suite)"
 )
 _LINK = (
@@ -29,7 +38,7 @@ _LINK = (
 _CONTEXT = re.compile(rf"(?:(?P<strong>{_STRONG})|(?P<weak>{_WEAK})){_LINK}", re.I)
 _CODE_FOLLOWS = re.compile(
     r"\s?(?:(?:打|拨|拨打)(?:个|一下)?(?:电话|热线)|(?:服务|客服|投诉|咨询|政务)?热线|(?:号?(?:诊|会议|教|办公|包|客|病)?[室房])(?!租|贷|产|屋|子|价)"
-    r"|(?:是|为)(?:您|你)?的?(?:[\u4e00-\u9fff]{0,6})(?:验证码|密码|口令|单号|订单号|编号)|报警|急救|火警|次列车|次航班|航班|路(?:公交|车|汽车)?(?![程径线口由费])|晚会)"
+    r"|(?:是|为)(?:您|你)?的?(?:[\u4e00-\u9fff]{0,6})(?:验证码|密码|口令|单号|订单号|编号)|报警|急救|火警|次列车|次航班|航班|路(?:公交|车|汽车)?(?![程径线口由费])|晚会|大促|购物节|高校|院校)"
 )
 _COUNTED = re.compile(
     r"\s?(?:[个件条张位名笔份块元角折万亿千百人次天周年月日时点秒岁斤克米度倍页款%％‰°℃家套台辆间层趟袋箱盒瓶片粒支只双级期环种项分户单门]|"
@@ -93,9 +102,13 @@ def _say_mixed(match: re.Match[str]) -> str | None:
         return None
     if re.fullmatch("[BCPODGM]2[BCPODGEM]", text):
         return f"{text[0]} to {text[2]}"
+    if re.fullmatch("x[0-9]{1,2}", text) and re.search("[\u4e00-\u9fff）)]$", before(match, 1)):
+        return f"乘{zh.number(runs[1])}"  # "米饭x2"
     if re.fullmatch("FY-?[12][0-9]{3}", text):
         return f"{runs[0]}{zh.digits(runs[1])}"
     kind = context(before(match, 20), after(match, 20))
+    if kind != "strong" and (span := SPAN.fullmatch(text)):
+        return f"{_say_place(span['first'] or span['start'])}到{_say_place(span['last'])}"
     longest = max(len(r) for r in runs if r.isdigit())
     zeros = any(len(r) > 1 and r[0] == "0" for r in runs if r.isdigit())
     spelled = kind == "strong" or longest >= 3 or zeros or len(runs) > 4 or (kind == "weak" and len(runs) > 2)
@@ -110,28 +123,34 @@ def _say_mixed(match: re.Match[str]) -> str | None:
     return said
 
 
+def _say_place(text: str) -> str:
+    """ "14A", "B10"."""
+    return "".join(zh.number(r) if r.isdigit() else r for r in LETTERS_OR_DIGITS.findall(text))
+
+
 def _say_letters(run: str, spelled: bool) -> str:
     if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
         return zh.letters(run)
     return run
 
 
-def _say_masked(match: re.Match[str]) -> str:
-    """ "138****8000": the hidden digits are not said."""
+def _say_groups(match: re.Match[str]) -> str:
+    """ "138****8000": the hidden digits are not said. "737-800"."""
     return _groups(match.group())
 
 
-MASKED_RULE: Rule = (MASKED, _say_masked)
+MASKED_RULE: Rule = (MASKED, _say_groups)
 _END = r"(?![0-9A-Za-z]|[.:：/][0-9]|-[A-Za-z0-9])"
 
 CODE_RULES: tuple[Rule, ...] = (
     MASKED_RULE,
+    (AIRLINER, _say_groups),
     (re.compile(rf"[0-9]+(?:[- ][0-9]{{2,}}){{0,8}}{_END}"), _say_code),
 )
 
 _EXTENSION = r"(?:\s?(?:转|分机号?|-)\s?[0-9]{1,6}(?![0-9]))?"
 TELEPHONE_RULES: tuple[Rule, ...] = (
-    (re.compile(r"\+[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"), _say_telephone),
+    (re.compile(r"\+(?=(?:[- ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"), _say_telephone),
     (re.compile(r"1[3-9][0-9](?:[0-9]{8}|([- ])[0-9]{4}\1[0-9]{4})(?![0-9A-Za-z])"), _say_telephone),
     (
         re.compile(
@@ -139,12 +158,16 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
         ),
         _say_telephone,
     ),
+    (re.compile(r"0[0-9]{2,3}-(?:1[0-9]{4}|9[56][0-9]{3})(?![0-9])"), _say_telephone),
     (re.compile(rf"[48]00[- ]?[0-9]{{3}}[- ]?[0-9]{{4}}(?![0-9]){_EXTENSION}"), _say_telephone),
     (re.compile(rf"[48]00[- ][0-9]{{4}}[- ][0-9]{{3}}(?![0-9]){_EXTENSION}"), _say_telephone),
     (re.compile(r"[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{1,3})?(?![0-9])"), _say_telephone),
     (re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12}){2,8}(?![0-9A-Za-z])"), _say_telephone),
-    (re.compile(r"(?:100(?:10|11|86|99)|12(?:3[0-9]{2})|95[15][0-9]{2}|96[0-9]{3})" + _END), _say_plain),
-    (re.compile(r"(?:110|119|120|122)" + _END), _say_emergency),
+    (
+        re.compile(r"(?:100(?:10|11|86|99)|12(?:1(?:10|17|19|2[0-3])|3[0-9]{2})|95[15][0-9]{2}|96[0-9]{3})" + _END),
+        _say_plain,
+    ),
+    (re.compile(r"(?:110|114|119|120|122)" + _END), _say_emergency),
     (re.compile(r"0[0-9]{1,400}" + _END), _say_plain),
     (re.compile(r"[0-9]{8,400}" + _END), _say_long),
 )

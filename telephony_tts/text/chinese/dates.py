@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.chinese import numbers as zh
-from telephony_tts.text.patterns import END_OF_DATE, FRACTION_DENOMINATORS
+from telephony_tts.text.patterns import CLOCK_DURATION, DURATION, END_OF_DATE, FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MERIDIEM = r"(?:[aApP]\.[mM]\.|[aApP]\.?[mM](?![A-Za-z]))"
@@ -50,7 +50,14 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
         return None
     if after(match, 1) in ("以", "的") and month < day:
         return None
-    return _say_day("", month, day) if month != day else None
+    if month == day and day in FRACTION_DENOMINATORS and not is_dated:
+        return None
+    return _say_day("", month, day)
+
+
+def _say_month_dot_day(match: re.Match[str]) -> str:
+    """ "12.25号"."""
+    return f"{zh.cardinal(int(match['month']))}月{zh.cardinal(int(match['day']))}"
 
 
 def _say_month_dash_day(match: re.Match[str]) -> str | None:
@@ -97,17 +104,41 @@ def _say_clock(hour: int, minute: int, second: int | None, meridiem: str, left: 
     return said
 
 
-_SCORED = re.compile(r"(?:比分|比例|配比|赔率|比率|比值|[胜负]|战平|领先|落后|战胜|击败|大比分)[^0-9，。,;；]{0,8}$")
+SCORED = re.compile(r"(?:比分|比例|配比|赔率|比率|比值|[胜负]|战平|领先|落后|战胜|击败|大比分)[^0-9，。,;；]{0,8}$")
 
 
 def _say_time(match: re.Match[str]) -> str | None:
     left = before(match, 14)
-    if not match["meridiem"] and _SCORED.search(left):
+    if not match["meridiem"] and SCORED.search(left):
         return None
     second = match["second"]
     return _say_clock(
         int(match["hour"]), int(match["minute"]), int(second) if second else None, match["meridiem"] or "", left
     )
+
+
+_DURATION_BEFORE = re.compile(r"(?:时长|用时|耗时|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
+
+
+def _say_duration(match: re.Match[str]) -> str | None:
+    """ "2h35m"."""
+    parts = [(match[key].lstrip("0"), name) for key, name in _PARTS if match[key]]
+    if len(parts) < 2:
+        return None
+    said = "".join(zh.quantity(n) + name for n, name in parts if n) or "零秒"
+    return said + "钟" if said.endswith("分") else said
+
+
+def _say_clock_duration(match: re.Match[str]) -> str | None:
+    """ "通话时长00:05:32"; elsewhere it is a time of day. "5:32" are minutes and seconds only if it is of a call."""
+    left = before(match, 14)
+    if not _DURATION_BEFORE.search(left) or not (match["h"] or _MINUTES_BEFORE.search(left)):
+        return None
+    return _say_duration(match)
+
+
+_MINUTES_BEFORE = re.compile("通话|录音|留言|倒计时")
+_PARTS = (("d", "天"), ("h", "小时"), ("m", "分"), ("s", "秒"))
 
 
 def _say_hour(match: re.Match[str]) -> str:
@@ -136,13 +167,15 @@ DATE_RULES: tuple[Rule, ...] = (
         re.compile(rf"(?P<year>(?:19|20)[0-9]{{2}})(?:[-/.](?P<month>0[1-9]|1[0-2])|/(?P<short>[1-9]))月?{_END}"),
         _say_year_month,
     ),
+    (re.compile(rf"(?P<month>0?[1-9]|1[0-2])/(?P<short>(?!))?(?P<year>20[0-9]{{2}}){_END}"), _say_year_month),
+    (re.compile(r"(?P<month>1[0-2]|0?[1-9])\.(?P<day>3[01]|[12][0-9]|0?[1-9])(?=[日号])"), _say_month_dot_day),
     (
         re.compile(
             rf"(?P<first>[12][0-9]{{3}})年?(?:{_TO}|/)(?P<last>[12][0-9]{{3}}|[0-9]{{2}}(?=[学财赛]))(?=年|学年|财年|赛季)"
         ),
         _say_year_range,
     ),
-    (re.compile(r"[12][0-9]{3}(?=年|财年|年度|学年|款|届|级|版|赛季|春|秋|元旦|新年|Q[1-4])"), _say_year),
+    (re.compile(r"[12][0-9]{3}(?=年|财年|年度|学年|款|届|级|版|赛季|春|秋|元旦|新年|Q[1-4]|〕)"), _say_year),
     (re.compile(r"(?<![0-9.])[0-9]{2}(?=年(?![代后前来内间期多以之的半]|级|历史|时间|寿))"), _say_short_year),
     (re.compile(r"(?<![0-9.:：/-])0[1-9](?=[月日]|[时点](?!间))"), _say_padded),
     (re.compile(r"(?<![0-9.])[0-9][05](?=后(?![天来面续期半]))"), _say_year),
@@ -155,6 +188,8 @@ MONTH_DASH_DAY: Rule = (
 )
 
 TIME_RULES: tuple[Rule, ...] = (
+    (DURATION, _say_duration),
+    (CLOCK_DURATION, _say_clock_duration),
     (
         re.compile(
             r"(?P<hour>[01]?[0-9]|2[0-4])[:：](?P<minute>[0-5][0-9])(?:[:：](?P<second>[0-5][0-9])(?:\.[0-9]+)?)?"

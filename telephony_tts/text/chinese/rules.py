@@ -35,10 +35,10 @@ _WORDS = addresses.AddressWords(
 _SCALE = "(?:百万|千万|百亿|千亿|万亿|[万亿千百])"
 _TO = r"\s?(?:-|–|—|~|至|到)\s?"
 _MEASURE = re.compile(
-    r"\s?(?:[个位件条张份笔间家本台部封种套盒箱包袋瓶杯片粒颗支把只双对组项倍次天周秒人元块角米斤公千百万亿吨升点场趟批遍句晚夜碗辆架座栋棵头匹根门顿节段股例成人口]|年(?!级)|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
+    r"\s?(?:[个位件条张岁份笔间家本台部封种套盒箱包袋瓶杯片粒颗支把只双对组项倍次天周秒人元块角米斤公千百万亿吨升点场趟批遍句晚夜碗辆架座棵头匹根门顿节段股例成人口]|年(?!级)|栋(?!\s?[0-9])|[室厅](?=[0-9][厅卫])|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
     r"毫升|毫米|厘米|英里|英尺|平方|立方|美元|港元|欧元|英镑|磅)"
 )
-_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|星期|礼拜|之|选择)\s?$")
+_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|星期|礼拜|之|选择|[0-9][排楼层])\s?$")
 
 
 def _say_count(written: str, left: str, right: str) -> str:
@@ -69,6 +69,10 @@ def _say_range(match: re.Match[str]) -> str | None:
     left, right = before(match, 3), after(match, 3)
     if re.match(r"\s?=", right):
         return f"{zh.number(first)}减{zh.number(last)}"
+    if left.endswith("满"):  # "满200-50"
+        return f"{_say_count(first, left, right)}减{_say_count(last, left, right)}"
+    if chinese_dates.SCORED.search(before(match, 14)) or re.match("获?胜|战胜|击败|领先|落后|战平", right):
+        return f"{zh.number(first)}比{zh.number(last)}"
     return f"{_say_count(first, left, right)}到{_say_count(last, left, right)}"
 
 
@@ -77,7 +81,7 @@ def _say_money(match: re.Match[str]) -> str:
     scale = match["scale"] or ""
     said = _amount(match["first"], scale)
     if match["last"]:
-        said += f"到{_amount(match['last'], scale)}"
+        said += f"{'减' if before(match, 1) == '满' else '到'}{_amount(match['last'], scale)}"
     unit = "" if re.match(currency, after(match, 4)) else currency
     return ("负" if match["minus"] else "") + said + scale + unit
 
@@ -126,6 +130,8 @@ def _say_fraction(match: re.Match[str]) -> str:
     if re.search(r"(?:血压|压)[是为:：]?\s?$", before(match, 5)) or (len(top) > 2 and int(top) > int(bottom)):
         return f"{zh.number(top)}比{zh.number(bottom)}{UNITS['mmHg'][2] if match['unit'] else ''}"
     whole = match["whole"]
+    if before(match, 1) == "第":  # "第1/3步"
+        return f"{zh.number(top)}，共{zh.number(bottom)}"
     said = f"{zh.number(bottom)}分之{zh.number(top)}"
     return f"{zh.number(whole)}又{said}" if whole else said
 
@@ -216,7 +222,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z^])"), _say_size),
     (re.compile(rf"(?P<first>{NUMBER}){_TO}(?P<last>{NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
-    (re.compile(r"[0-9]{1,6}(?:[:：][0-9]{1,6}){1,3}(?![0-9])"), _say_ratio),
+    (re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,4})?(?:[:：][0-9]{1,6}(?:\.[0-9]{1,4})?){1,3}(?![0-9])"), _say_ratio),
     *chinese_codes.MIXED_RULES,
     (re.compile(NUMBER), _say_number),
 )

@@ -66,7 +66,7 @@ _ENDS_VALUE = re.compile(
 )
 _MONEY = re.compile(rf"(?:{CURRENCY_SIGN}|{CURRENCY_CODE})\s?[0-9]")
 _STARTS_VALUE = re.compile(
-    rf"[-+]?[0-9]|{_MONEY.pattern}|周[一二三四五六日天]|星期[一二三四五六日天]|(?:上|下|中)午|晚上|凌晨|次日|明"
+    rf"[-+]?[0-9]|{_MONEY.pattern}|(?:周|星期)[一二三四五六日天1-7]|(?:上|下|中)午|晚上|凌晨|次日|明"
 )
 
 
@@ -76,12 +76,14 @@ def _say_dash(match: re.Match[str]) -> str | None:
     sign = match.group().strip()
     tight = not match.group()[-1:].isspace()
     if _STARTS_VALUE.match(right):
+        if re.search(r"满[0-9.,]{1,8}元\s?$", before(match, 12)):
+            return "减"
         if _ENDS_VALUE.search(left) and not (tight and left[-1:].isspace()):
             return "到"
         if sign == "—":
             return None
         if sign in "-–" and tight and (right[0].isdigit() or _MONEY.match(right)):
-            return "" if left[-1:].isascii() and left[-1:].isalnum() else "负"
+            return "" if re.search("[0-9A-Za-z栋幢座楼]$", left) else "负"
     return "" if sign == "~" else None
 
 
@@ -92,9 +94,10 @@ def _say_and(match: re.Match[str]) -> str:
 def _say_hash(match: re.Match[str]) -> str:
     """ "按#键" is the key, "工单#4815" is a number of a thing."""
     right = after(match, 8)
-    if before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
+    keyed = re.search(r"(?:按|拨打?|输入|\*)\s?[0-9*#]*$", before(match, 8))
+    if not keyed and before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
         return "号"
-    if re.match(r"\s?(?:号?键|号)", right) or re.search(r"(?:按|拨|[0-9*])\s?$", before(match, 3)):
+    if keyed or re.match(r"\s?(?:号?键|号)", right) or re.search(r"[0-9]\s?$", before(match, 2)):
         return "井" if right.startswith("号") else "井号"
     if re.match(r"\s?[A-Za-z]{0,4}-?[0-9]", right):
         return "" if re.search(r"[号码]\s?$", before(match, 2)) else "号"
@@ -102,7 +105,7 @@ def _say_hash(match: re.Match[str]) -> str:
 
 
 def _say_hash_number(match: re.Match[str]) -> str | None:
-    if re.search(r"(?:按|拨|[0-9*])\s?$", before(match, 3)):
+    if re.search(r"(?:按|拨打?|输入|[0-9*])\s?$", before(match, 3)):
         return None
     number = match["number"]
     said = zh.code(number) if len(number) >= 3 or number[0] == "0" else zh.number(number)
@@ -117,7 +120,9 @@ def _say_star(match: re.Match[str]) -> str:
         or re.match("[0-9]+#", after(match, 8))
     ):
         return "星" if right.startswith("号") else "星号"
-    return "乘" if re.search(r"[0-9]\s?$", left) and re.match(r"\s?[0-9]", right) else ""
+    if re.search(r"[0-9]\s?$", left) and re.match(r"\s?[0-9]", right):
+        return "乘"
+    return "乘" if re.search(rf"{_LETTER}\s?$", left) and re.match(r"\s?[0-9]{1,2}(?![0-9])", after(match, 4)) else ""
 
 
 _LETTER = r"[A-Za-z\u4e00-\u9fff]"
@@ -132,9 +137,10 @@ def _say_per_unit(match: re.Match[str]) -> str | None:
 def _say_slash(match: re.Match[str]) -> str:
     """After an amount or a unit 每, between two words 或."""
     left, right = before(match, 6), after(match, 2)
-    measure = "元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW"
-    amount = re.search(rf"(?:[0-9]|[0-9].{{0,3}}[{measure}]|[元块角米克升])\s?$", left)
-    if amount and re.match(r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度hms]", right):
+    measure = "元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％"
+    amount = re.search(rf"(?:[0-9]|[0-9].{{0,3}}[{measure}]|[元块角米克升%])\s?$", left)
+    per = r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期hms]"
+    if amount and re.match(per, right):
         return "每"
     if re.search(rf"{_LETTER}\s?$", left) and re.match(rf"\s?{_LETTER}", right):
         if left[-1:] == "和" and right[:1] == "或":

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.english import numbers as en
-from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
+from telephony_tts.text.patterns import (
+    AIRLINER,
+    LETTERS_OR_DIGITS,
+    MASKED,
+    MEASURED,
+    MIXED,
+    NAMED_DECIMAL,
+    SPAN,
+    WITH_VOWEL,
+)
 from telephony_tts.text.scanner import Rule, after, before
 
 # After these words any number of two or more digits is read digit by digit.
@@ -23,10 +32,10 @@ _WEAK = (
     r"package|call|calling|text|model|badge|employee|patient|prescription|rx|loan|transaction|meter|locker|access|"
     r"security|voucher|coupon|bus|train|channel|form|student|contract|request|incident|complaint|agent|operator|box|"
     r"branch|store|job|text [\"“]?[a-z]{1,12}[\"”]? to|file|docket|id|registration|receipt|payment id|batch|"
-    r"device|sms|press|enter"
+    r"device|sms|press|enter|error"
 )
 _LINK = (
-    r"(?:[\s:#=\"'“”‘(\[,*]|-(?![0-9])|(?<![a-z])(?:numbers?|no\.?|num|codes?|ids?|pin|is|was|are|reads|be|called|named|"
+    r"(?:[\s:#=\"'“”‘(\[,*…]|\.(?=\.|$)|-(?![0-9])|(?<![a-z])(?:numbers?|no\.?|num|codes?|ids?|pin|is|was|are|reads|be|called|named|"
     r"(?-i:[A-Z]{2}(?= $))|or|and|[0-9][0-9-]{0,12}(?=,? (?:or|and) )|"
     r"at|on|it's|as|the|us|me|card|account|order|again|digits|follows|following|slash|will|should|has|been|now|set|reset|changed|you|just|entered|gave|provided|"
     r"to(?= ?$))(?![a-z]))*$"
@@ -128,10 +137,11 @@ def _say_zip(match: re.Match[str]) -> str | None:
 
 
 def _say_service(match: re.Match[str]) -> str | None:
-    """ "call 911", "text 4444"."""
-    return (
-        en.digits(match.group()) if re.search(r"\b(?:call|dial|text|ring)(?:ing)?\s$", before(match, 9), re.I) else None
-    )
+    """ "call 988", "text 4444", and 911 wherever it counts nothing."""
+    number, right = match.group(), after(match, 12)
+    emergency = number == "911" and not (_COUNTED.match(right) or MEASURED.match(right))
+    called = re.search(r"\b(?:call|dial|text|ring)(?:ing)?\s$", before(match, 9), re.I)
+    return en.digits(number) if emergency or called else None
 
 
 def _say_mixed(match: re.Match[str]) -> str | None:
@@ -150,6 +160,8 @@ def _say_mixed(match: re.Match[str]) -> str | None:
         return f"{en.letters(text[0])} to {en.letters(text[2])}"
     if re.fullmatch(r"(?:mid|pre|post|early|late|FY)-?[12][0-9]{3}", text):
         return f"{runs[0]} {en.year(int(runs[1]))}"
+    if kind != "strong" and (span := SPAN.fullmatch(text)):
+        return f"{_say_place(span['first'] or span['start'])} to {_say_place(span['last'])}"
     longest = max(len(r) for r in runs if r.isdigit())
     zeros = any(len(r) > 1 and r[0] == "0" for r in runs if r.isdigit())
     spelled = kind == "strong" or longest >= 3 or zeros or len(runs) > 4 or (kind == "weak" and len(runs) > 2)
@@ -160,6 +172,11 @@ def _say_mixed(match: re.Match[str]) -> str | None:
         else:
             said.append(_say_letters(run, spelled))
     return " ".join(said)
+
+
+def _say_place(text: str) -> str:
+    """ "14A", "B10"."""
+    return " ".join(en.number(r) if r.isdigit() else en.letters(r) for r in LETTERS_OR_DIGITS.findall(text))
 
 
 _SYLLABLES = re.compile("[^aeiouAEIOU]?[aeiouAEIOU][^aeiouAEIOU][aeiouAEIOU]$")
@@ -179,14 +196,24 @@ def _say_named_decimal(match: re.Match[str]) -> str:
     return f"{_say_letters(match['name'], False)} {en.number(match['number'])}"
 
 
-def _say_masked(match: re.Match[str]) -> str:
-    """ "****4821", "XXXX-4821": the hidden digits are not said."""
+def _say_groups(match: re.Match[str]) -> str:
+    """ "****4821", "XXXX-4821": the hidden digits are not said. "737-800"."""
     return _groups(match.group())
+
+
+def _say_pension(match: re.Match[str]) -> str:
+    """ "401(k)"."""
+    return f"four oh {en.digits(match['last'])} {match['letter'].upper()}"
 
 
 _GROUPED = re.compile(r"[0-9]+(?:[- /][0-9]{2,}){0,8}(?![0-9A-Za-z]|[.,:/][0-9]|-[A-Za-z0-9])")
 
-CODE_RULES: tuple[Rule, ...] = ((MASKED, _say_masked), (_GROUPED, _say_code))
+CODE_RULES: tuple[Rule, ...] = (
+    (re.compile(r"40(?P<last>[13])\(?(?P<letter>[kKbB])(?![A-Za-z0-9])\)?"), _say_pension),
+    (MASKED, _say_groups),
+    (AIRLINER, _say_groups),
+    (_GROUPED, _say_code),
+)
 
 TELEPHONE_RULES: tuple[Rule, ...] = (
     (
@@ -201,11 +228,14 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
         ),
         _say_telephone,
     ),
-    (re.compile(r"\+[0-9]{1,3}(?:[-. ]?\(?[0-9]{1,6}\)?){2,6}(?![0-9])"), _say_telephone),
+    (
+        re.compile(r"\+(?=(?:[-. ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[-. ]?\(?[0-9]{1,6}\)?){2,6}(?![0-9])"),
+        _say_telephone,
+    ),
     (re.compile(r"\+[0-9]{6,15}(?![0-9])"), _say_telephone),
     (re.compile(r"\(0[0-9]{1,4}\)[ -]?[0-9]{3,4}[ -]?[0-9]{3,4}(?![0-9])"), _say_telephone),
-    (re.compile(r"[0-9]{4}(?:[- ][0-9]{4}){2,4}(?![0-9])"), _say_telephone),
-    (re.compile(r"0[0-9]{2,4}[- ][0-9]{3,4}[- ][0-9]{3,4}(?![0-9])"), _say_telephone),
+    (re.compile(r"[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{2,3}(?!\s[a-z]))?(?![0-9])"), _say_telephone),
+    (re.compile(r"(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9])"), _say_telephone),
     (re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12}){2,8}(?![0-9A-Za-z])"), _say_telephone),
     (re.compile(r"[0-9]{3}-[0-9]{4}(?![0-9A-Za-z-])"), _say_local),
     (re.compile(r"[0-9]{5}-[0-9]{4}(?![0-9-])"), _say_telephone),
@@ -216,6 +246,6 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
 
 MIXED_RULES: tuple[Rule, ...] = (
     (NAMED_DECIMAL, _say_named_decimal),
-    (MASKED, _say_masked),
+    (MASKED, _say_groups),
     (MIXED, _say_mixed),
 )

@@ -6,7 +6,7 @@ import re
 
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.codes import context
-from telephony_tts.text.patterns import END_OF_DATE, FRACTION_DENOMINATORS
+from telephony_tts.text.patterns import CLOCK_DURATION, DURATION, END_OF_DATE, FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MONTH_NAMES = (
@@ -90,11 +90,13 @@ def _say_numeric(match: re.Match[str]) -> str | None:
 
 _DATED = re.compile(
     r"\b(?:on|by|due|until|til|till|before|after|dated|since|expires?|expiring|from|date|as of|effective|scheduled for|"
-    r"arrives?|delivery|born|dob|through|thru|to|mon|tue|wed|thu|fri|sat|sun|day)[,.:]?\s(?:the\s)?$",
+    r"arrives?|delivery|born|dob|through|thru|to|(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}|day)[,.:]?\s(?:the\s)?$",
     re.I,
 )
 _PART = re.compile(r"\s?(?:of\b|cup|inch|in\b|mile|tsp|tbsp|teaspoon|tablespoon|pound|lb|hour|price|full|off\b)", re.I)
-_EXPIRY = re.compile(r"\b(?:exp|expiry|expiration|valid thru|good thru)\.?(?: date)?:?(?: is| of)?\s$", re.I)
+_EXPIRY = re.compile(
+    r"\b(?:exp|expiry|expiration|valid thru|good thru|card expires)\.?(?: date)?:?(?: is| of)?\s$", re.I
+)
 
 
 def _say_month_slash_day(match: re.Match[str]) -> str | None:
@@ -137,7 +139,7 @@ def _say_clock(hour: int, minute: int, second: str, meridiem: str) -> str:
 def _stop(match: re.Match[str]) -> str:
     """The full stop of "p.m." also ends the sentence if nothing or a capital follows."""
     if match.group().endswith(".") and re.match(
-        r"\s*(?:$|(?!(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z])[A-Z](?![A-Z]))", after(match, 6)
+        r"\s*(?:$|(?!(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Pac|Eas|Cen|Mou)[a-z])[A-Z](?![A-Z]))", after(match, 6)
     ):
         return "."
     return ""
@@ -167,8 +169,39 @@ def _say_time_range(match: re.Match[str]) -> str:
     return f"{first} {joint} {last}{_stop(match)}"
 
 
+_DURATION_BEFORE = re.compile(
+    r"\b(?:duration|lasted|lasts|length|elapsed|remaining|runtime|took|(?:wait|hold|call|talk|run|total)\s?time)\b"
+    r"[:\s]{0,3}(?:(?:is|was|of|for|about|around|approximately|time)[:\s]{1,3}){0,2}$",
+    re.I,
+)
+
+
+def _say_duration(match: re.Match[str]) -> str | None:
+    """ "2h 35m"."""
+    parts = [(int(match[key]), name) for key, name in _PARTS if match[key]]
+    if len(parts) < 2:
+        return None
+    said = [f"{en.cardinal(n)} {name}{'' if n == 1 else 's'}" for n, name in parts if n]
+    return " ".join(said) if said else "zero seconds"
+
+
+def _say_clock_duration(match: re.Match[str]) -> str | None:
+    """ "wait time: 00:05:30"; elsewhere it is a time of day. "5:32" are minutes and seconds only if it is of a call."""
+    left = before(match, 40)
+    if not _DURATION_BEFORE.search(left) or not (match["h"] or _MINUTES_BEFORE.search(left)):
+        return None
+    return _say_duration(match)
+
+
+_MINUTES_BEFORE = re.compile(r"\b(?:call|talk|hold|wait|recording|voicemail)\b", re.I)
+_PARTS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
+_DECADE_BEFORE = re.compile(r"(?:the|your|his|her|their|my|our|early|late|mid|low|upper|high|and)[\s-]$", re.I)
+
+
 def _say_decade(match: re.Match[str]) -> str | None:
     number = int(match["number"])
+    if match.group() == match["number"] + "s" and number < 100 and not _DECADE_BEFORE.search(before(match, 7)):
+        return None  # "30s" is a length of time
     if number % 10 or (len(match["number"]) == 2 and number < 20):
         return None
     return en.decade(number)
@@ -176,7 +209,7 @@ def _say_decade(match: re.Match[str]) -> str | None:
 
 _YEAR_BEFORE = re.compile(
     r"(?:\b(?:in|since|year|during|until|till|til|of|before|after|from|early|late|mid|circa|fiscal|calendar|model year|"
-    r"spring|summer|autumn|fall|winter|q[1-4]|quarter|class|copyright|by|anno|late-|early-|mid-)|\b(?:19|20)[0-9]{2}\s?(?:to|and|or|"
+    r"spring|summer|autumn|fall|winter|q[1-4]|h[12]|quarter|class|copyright|by|anno|late-|early-|mid-)|\b(?:19|20)[0-9]{2}\s?(?:to|and|or|"
     rf"through|-|–))\s?$|\b{MONTH},?\s$|©\s?$",
     re.I,
 )
@@ -197,8 +230,12 @@ def _say_year(match: re.Match[str]) -> str | None:
     return None
 
 
-def _say_years(match: re.Match[str]) -> str:
-    return f"{en.year(int(match['first']))} to {_full_year(match['last'])}"
+def _say_years(match: re.Match[str]) -> str | None:
+    """ "2010-2015", "2026/27"."""
+    first, last = match["first"], match["last"]
+    if len(last) == 2 and (int(last) != int(first) % 100 + 1 or context(before(match, 44), "")):
+        return None
+    return f"{en.year(int(first))} to {_full_year(last)}"
 
 
 WORD_RULES: tuple[Rule, ...] = (
@@ -215,6 +252,8 @@ WORD_RULES: tuple[Rule, ...] = (
 )
 
 TIME_RULES: tuple[Rule, ...] = (
+    (DURATION, _say_duration),
+    (CLOCK_DURATION, _say_clock_duration),
     (
         re.compile(
             rf"(?P<first>1[0-2]|0?[1-9])(?::(?P<first_minute>[0-5][0-9]))?{_UNTIL}"
@@ -264,7 +303,14 @@ DATE_RULES: tuple[Rule, ...] = (
         _say_numeric,
     ),
     (re.compile(r"(?P<year>[12][0-9]{3})[-/](?P<month>0[1-9]|1[0-2])(?![0-9A-Za-z]|[-/.][0-9])"), _say_year_month),
-    (re.compile(r"(?P<first>[12][0-9]{3})\s?[-–]\s?(?P<last>(?:19|20)[0-9]{2})(?![0-9A-Za-z]|[-/.][0-9])"), _say_years),
+    (
+        re.compile(
+            r"(?P<first>[12][0-9]{3})(?:\s?[-–]\s?(?=[0-9]{4})|[-–/])(?P<last>(?:19|20)[0-9]{2}|[0-9]{2})"
+            r"(?![0-9A-Za-z]|[-/.][0-9])"
+        ),
+        _say_years,
+    ),
+    (re.compile(r"(?P<month>0?[1-9]|1[0-2])/(?P<year>20[0-9]{2})(?![0-9A-Za-z]|[-/.][0-9])"), _say_year_month),
     (re.compile(rf"(?P<first>[0-3]?[0-9])/(?P<second>[0-3]?[0-9]){END_OF_DATE}"), _say_month_slash_day),
     (re.compile(r"['’]?(?P<number>[1-9]0|1[0-9]{2}0|20[0-9]0)['’]?s(?![A-Za-z0-9])"), _say_decade),
     (re.compile(r"[12][0-9]{3}(?![0-9A-Za-z%°]|[-/.,:][0-9])"), _say_year),

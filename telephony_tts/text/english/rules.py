@@ -42,9 +42,17 @@ def _say_scale(written: str) -> str:
     return _SCALES.get(written.strip().lower(), written.strip())
 
 
-def _say_amount(written: str, scale: str, currency: str) -> str:
+def _is_adjective(match: re.Match[str]) -> bool:
+    """ "a $5 fee", "a 10 GB plan": before a noun the unit is in the singular."""
+    noun = re.match(r"[\s-](?!(?:or|and|to|per|for|in|on|at|of|by|from|with|is|was)\b)[A-Za-z]", after(match, 6))
+    return bool(noun and re.search(r"\ban?\s$", before(match, 4), re.I))
+
+
+def _say_amount(written: str, scale: str, currency: str, is_adjective: bool = False) -> str:
     """ "1,234.50" of "$" -> "... dollars and fifty cents"."""
     one, many, cent, cents, _ = CURRENCIES[currency]
+    if is_adjective:
+        many, cents = one, cent
     if scale:
         return f"{en.number(written)} {_say_scale(scale)} {many}"
     whole, _, part = written.replace(",", "").partition(".")
@@ -64,8 +72,10 @@ def _say_money(match: re.Match[str]) -> str:
     currency = "INR" if currency.startswith("Rs") else currency
     if first.startswith("."):
         first = "0" + first
-    said = _say_amount(last or first, match["scale"] or "", currency)
-    if last:
+    said = _say_amount(last or first, match["scale"] or "", currency, _is_adjective(match))
+    if last and match["sign"] and float(first.replace(",", "")) >= float(last.replace(",", "")):
+        said = f"{_say_amount(first, '', currency)} to {said}"  # "$500 to $1 million"
+    elif last:
         said = f"{en.number(first)} to {said}"
     return ("minus " if match["minus"] else "") + said
 
@@ -86,7 +96,8 @@ def _say_quantity(match: re.Match[str]) -> str | None:
     said = en.number(number)
     if last:
         said = f"{en.number(first)} to {said}"
-    return f"{said} {one if (number == '1' and not last) or match['hyphen'] else many}"
+    single = (number == "1" and not last) or match["hyphen"] or _is_adjective(match)
+    return f"{said} {one if single else many}"
 
 
 def _say_range(match: re.Match[str]) -> str | None:
@@ -153,6 +164,9 @@ def _say_ratio(match: re.Match[str]) -> str:
 
 
 def _say_times(match: re.Match[str]) -> str:
+    """ "3x", "3 x 50mg"; in "2 x Large Fries" only the number is said."""
+    if re.match(r"\s[A-Z]", after(match, 2)) and match.group()[-2].isspace():
+        return en.number(match["number"])
     return f"{en.number(match['number'])} time{'' if match['number'] == '1' else 's'}"
 
 
@@ -166,7 +180,10 @@ def _say_height(match: re.Match[str]) -> str:
     return f"{said} {en.cardinal(inches)} {'inch' if inches == 1 else 'inches'}"
 
 
-def _say_big(match: re.Match[str]) -> str:
+def _say_big(match: re.Match[str]) -> str | None:
+    """ "10k", "100K"; "4K" and "14K" are names."""
+    if match["scale"] == "K" and len(match["number"]) < 3:
+        return None
     return f"{en.number(match['number'])} {_say_scale(match['scale'])}"
 
 
@@ -221,6 +238,8 @@ _ABBREVIATIONS = {
     "qty.": "quantity",
     "tel.": "telephone",
     "est.": "estimated",
+    "m-f": "Monday to Friday",
+    "m–f": "Monday to Friday",
 }
 _ABBREVIATION = "|".join(re.escape(a) for a in _ABBREVIATIONS)
 
@@ -255,6 +274,37 @@ def _say_weekdays(match: re.Match[str]) -> str:
     return f"{_WEEKDAYS[match['first'][:3].lower()]} to {_WEEKDAYS[match['last'][:3].lower()]}"
 
 
+_DAY_FOLLOWS = re.compile(rf"(?:,?\s|\s?[&/]\s?|,?\s(?:and|or|&)\s)(?:[0-9]|{english_dates.MONTH}|{_WEEKDAY})", re.I)
+_DAY_PRECEDES = re.compile(
+    rf"(?:{_WEEKDAY}|(?:mon|tues|wednes|thurs|fri|satur|sun)day)(?:,|,?\s?[&/]|,?\s(?:and|or))\s?$", re.I
+)
+
+
+def _say_weekday(match: re.Match[str]) -> str | None:
+    """ "Sat 9am", "Tue, Dec 1", "Mon & Wed"; elsewhere "sun" and "sat" are words."""
+    if _DAY_FOLLOWS.match(after(match, 16)) or _DAY_PRECEDES.search(before(match, 16)):
+        return _WEEKDAYS[match.group()[:3].lower()]
+    return None
+
+
+_STREETS = {
+    "St": "Street",
+    "Ave": "Avenue",
+    "Rd": "Road",
+    "Blvd": "Boulevard",
+    "Ln": "Lane",
+    "Dr": "Drive",
+    "Pkwy": "Parkway",
+}
+_STREET = rf"(?:{'|'.join(_STREETS)})(?![A-Za-z.])"
+_HOUSE = re.compile(r"[0-9](?:[A-Z]?\s(?:[NSEW]\.?\s)?(?:[A-Z][a-z]+\s){1,3}|(?:st|nd|rd|th)\s)$")
+
+
+def _say_street(match: re.Match[str]) -> str | None:
+    """ "123 Main St", "5th Ave"."""
+    return _STREETS[match.group()] if _HOUSE.search(before(match, 40)) else None
+
+
 def _say_title_or_street(match: re.Match[str]) -> str:
     """ "Dr. Lee" and "St. Mary" before a name, "Maple Dr." and "Main St." after one."""
     named = re.match(r"\s[A-Z]", after(match, 2)) and not re.search(
@@ -269,15 +319,15 @@ def _say_prefix(match: re.Match[str]) -> str:
 
 
 def _say_no(match: re.Match[str]) -> str:
-    words = {"p": "page", "pp": "pages", "fig": "figure", "sec": "section"}
+    words = {"p": "page", "pp": "pages", "fig": "figure", "sec": "section", "nos": "numbers"}
     return words.get(match["word"].lower(), "number")
 
 
 _ADDRESS_RULES = addresses.address_rules(_WORDS)
 
 _MONEY = (
-    rf"(?P<minus>-(?=[0-9]))?(?P<first>(?:{NUMBER}|\.[0-9]{{1,2}}))(?:{_TO}(?P<last>{NUMBER}))?"
-    rf"(?P<scale>{_SCALE})?(?![0-9])"
+    rf"(?P<minus>-(?=[0-9]))?(?P<first>(?:{NUMBER}|\.[0-9]{{1,2}}))"
+    rf"(?:{_TO}(?P<sign>{CURRENCY_SIGN}(?={NUMBER}{_SCALE}))?(?P<last>{NUMBER}))?(?P<scale>{_SCALE})?(?![0-9])"
 )
 _MONEY_SIGN: Rule = (
     re.compile(
@@ -290,7 +340,9 @@ _WORD_RULES: tuple[Rule, ...] = (
     *_ADDRESS_RULES,
     (re.compile(rf"(?:{_ABBREVIATION})(?![A-Za-z])", re.I), _say_abbreviation),
     (re.compile(r"(?:Dr|St)\."), _say_title_or_street),
+    (re.compile(_STREET), _say_street),
     (re.compile(rf"(?P<first>{_WEEKDAY})\s?[-–]\s?(?P<last>{_WEEKDAY})", re.I), _say_weekdays),
+    (re.compile(r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(?![A-Za-z])\.?"), _say_weekday),
     (re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.I), _say_prefix),
     (re.compile(r"(?P<word>no|nos|nr|num|pp?|fig|sec)\.\s?(?=#?[A-Z]{0,4}-?[0-9])", re.I), _say_no),
     _MONEY_SIGN,
@@ -317,7 +369,10 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         ),
         _say_money_after,
     ),
-    (re.compile(r"(?P<whole>[0-9]{1,6})\s(?P<top>[0-9]{1,2})/(?P<bottom>[0-9]{1,2})(?![0-9/])"), _say_mixed_fraction),
+    (
+        re.compile(r"(?P<whole>[0-9]{1,6})[\s-](?P<top>[0-9]{1,2})/(?P<bottom>[0-9]{1,2})(?![0-9/])"),
+        _say_mixed_fraction,
+    ),
     (re.compile(r"(?P<whole>[0-9]{1,6})\s?(?P<part>[¼-¾⅐-⅞])"), _say_vulgar),
     (re.compile(rf"(?P<top>[0-9]{{1,4}})/(?P<bottom>[0-9]{{1,4}})(?![0-9/])(?:\s?(?P<unit>{UNIT}))?"), _say_fraction),
     (
@@ -332,23 +387,26 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         ),
         _say_quantity,
     ),
-    (re.compile(rf"(?P<number>{NUMBER})(?P<scale>[kM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))"), _say_big),
+    (re.compile(rf"(?P<number>{NUMBER})(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))"), _say_big),
     (re.compile(r"(?P<top>[0-9]+\.[0-9]+)/(?P<bottom>[0-9]{1,4})(?![0-9/.])"), _say_rating),
     (re.compile(r"[0-9]{1,4}(?:/[0-9]{1,4}){2,4}(?![0-9/])"), _say_slashed),
     (re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])"), _say_power),
-    (re.compile(r"[0-9]{1,5}(?:\s?[x×X]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z])"), _say_size),
+    (
+        re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,2})?(?:\s?[x×X]\s?[0-9]{1,5}(?:\.[0-9]{1,2})?){1,3}(?![0-9A-Za-z])"),
+        _say_size,
+    ),
     (
         re.compile(
             rf"(?P<first>{NUMBER})(?:-|–|(?P<spaced>\s[-–]\s))(?P<last>{NUMBER})(?![0-9A-Za-z]|[-–/.:,][0-9]|-[A-Za-z])"
         ),
         _say_range,
     ),
-    (re.compile(r"[0-9]{1,6}(?::[0-9]{1,6}){1,3}(?![0-9:])"), _say_ratio),
-    (re.compile(rf"(?P<number>{NUMBER})[xX×](?![A-Za-z0-9])"), _say_times),
+    (re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,4})?(?::[0-9]{1,6}(?:\.[0-9]{1,4})?){1,3}(?![0-9:])"), _say_ratio),
+    (re.compile(rf"(?P<number>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[0-9A-Z]))"), _say_times),
     english_dates.DATE_RULES[-1],
     (
         re.compile(
-            r"[0-9]{4}(?=(?:\s[A-Z][a-z]{1,20}){1,3}\s(?:St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place)\b)"
+            r"[0-9]{4}(?=(?:\s[A-Z][a-z]{1,20}){1,3}\s(?:St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway)\b)"
         ),
         _say_street_number,
     ),
@@ -359,7 +417,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
 _WORD = (
     rf"(?<![A-Za-z0-9])(?:{english_dates.MONTH}|(?:nos?|nr|num|pp?|fig|sec)\.\s?[A-Za-z0-9#]"
     rf"|(?:{CURRENCY_CODE}|Rs\.?)\s?[0-9]"
-    rf"|(?:US|HK|NT|A|C|S)\$|(?:Dr|St)\.|{_WEEKDAY}\s?[-–]|[xX]{{3,}}[- ]?[0-9]|(?:{_ABBREVIATION})"
+    rf"|(?:US|HK|NT|A|C|S)\$|(?:Dr|St)\.|{_STREET}|{_WEEKDAY}|[xX]{{3,}}[- ]?[0-9]|(?:{_ABBREVIATION})"
     r"|[A-Za-z]{1,40}(?:[@_0-9]|[./:-][A-Za-z0-9/]))"
 )
 

@@ -95,6 +95,10 @@ def _say_hash(match: re.Match[str]) -> str:
     """ "#4815" is a number of a thing, "#" beside "key" is the pound key, "#word" is a hashtag."""
     number = match["number"]
     if number:
+        if before(match, 1) == "*" or after(match, 1) == "#":  # "*#06#"
+            return f"pound {en.digits(number)}"
+        if "-" in number:
+            return f"number {', '.join(map(en.digits, number.split('-')))}"
         return f"number {en.digits(number) if len(number) >= 3 or number[0] == '0' else en.number(number)}"
     if match["key"]:
         return "pound"
@@ -111,14 +115,22 @@ def _say_masked(match: re.Match[str]) -> str:
     return en.digits(match.group())
 
 
+def _say_last_four(match: re.Match[str]) -> str | None:
+    """ "Visa *4821"."""
+    return None if re.search(r"(?:press|dial|hit|enter)\s?$", before(match, 8), re.I) else en.digits(match.group())
+
+
+_KEY_BEFORE = re.compile(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", re.I)
+
+
 def _say_star(match: re.Match[str]) -> str:
     left, right = before(match, 8), after(match, 5)
-    key = re.search(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", left, re.I) or re.match(r"\skey", right)
-    if key or re.search(r"[#*][0-9]*$", left) or re.match("[0-9]+[#*]", right):
+    key = _KEY_BEFORE.search(left) or re.match(r"\skey", right)
+    if key or re.search(r"[#*][0-9]*$", left) or re.match("[0-9]+[#*]|#[0-9]", right):
         return "star"
     if re.search(r"[0-9A-Za-z)]\s?$", left) and re.match(r"\s?[0-9]", right):
         return "times"
-    return "star" if re.match("[0-9]", right) or re.search(r"[0-9]$", left) else ""
+    return "star" if re.match("[0-9]", right) or re.search(r"(?:press|dial|hit|enter)\s[0-9]+$", left, re.I) else ""
 
 
 _PER = (
@@ -157,11 +169,13 @@ def _say_per_unit(match: re.Match[str]) -> str | None:
 def _say_slash(match: re.Match[str]) -> str:
     """Between lower-case words "or", between initials nothing, elsewhere the name of the sign."""
     left, right = before(match, 2), after(match, 2)
+    if re.search(r"[0-9]\s$", left) and re.match(r"\s[0-9]", right):
+        return "divided by"
     if re.search(r"[A-Za-z]\s?$", left) and re.match(r"\s?[A-Za-z]", right):
         return "" if left[-1:].isupper() and right[:1].isupper() and left[-2:].isupper() else "or"
     if right[:1].isdigit() and re.search(r"[0-9]\s?[A-Za-z]{1,3}$|[0-9] (?:[a-z]+)$", before(match, 16)):
         return "per"
-    return "slash" if left[-1:].isalnum() and right[:1].isalnum() else ""
+    return "slash" if left[-1:].isalnum() and (right[:1].isalnum() or right[:1] in tuple("$€£¥₹")) else ""
 
 
 def _say_compare(match: re.Match[str]) -> str:
@@ -187,10 +201,11 @@ SIGN_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(r"[–—~-]"), _say_nothing_or_dash),
     (re.compile(r"\++"), _say_plus),
-    (re.compile(r"#\s?(?P<number>[0-9]+)(?![0-9A-Za-z]|[-.,][0-9])|#(?P<key>(?=\skey\b))?"), _say_hash),
+    (re.compile(r"#\s?(?P<number>[0-9]+(?:-[0-9]+){0,3})(?![0-9A-Za-z]|[-.,][0-9])|#(?P<key>(?=\skey\b))?"), _say_hash),
     (MASKED, _say_masked),
+    (re.compile(r"(?<![0-9A-Za-z)])\*[0-9]{4}(?![0-9*#]|[.,][0-9])"), _say_last_four),
     (re.compile(r"\*"), _say_star),
-    (re.compile(r"(?<![A-Za-z0-9])\.[0-9]+"), _say_point),
+    (re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+"), _say_point),
     (re.compile(rf"/\s?{_PER}"), _say_per),
     (re.compile(rf"/\s?(?P<unit>{UNIT})"), _say_per_unit),
     (re.compile(r"/"), _say_slash),

@@ -126,6 +126,62 @@ ENGLISH = [
     ("est. 5 minutes. Call the billing dept.", "estimated five minutes. Call the billing department."),
     (">90% of calls", "greater than ninety percent of calls"),
     ("123 Maple Dr. with Dr. Lee", "one hundred twenty three Maple Drive with Doctor Lee"),
+    # lengths of time
+    (
+        "a delay of 1h 45m, 5h30m, 3d 4h, 2m 30s",
+        "a delay of one hour forty five minutes, five hours thirty minutes, three days four hours, "
+        "two minutes thirty seconds",
+    ),
+    (
+        "Wait time: 00:05:30, call lasted 12:34",
+        "Wait time: five minutes thirty seconds, call lasted twelve minutes thirty four seconds",
+    ),
+    ("a 500m walk at 00:05", "a five hundred meter walk at twelve oh five AM"),
+    ("in the 30s, hold 30s", "in the thirties, hold thirty seconds"),
+    # a plus sign before an amount, keys, and the end of a card number
+    (
+        "up +1.25%, +150 points, +12.50",
+        "up plus one point two five percent, plus one hundred fifty points, plus twelve point five zero",
+    ),
+    (
+        "Visa *4821 ending in *0093, card ...4821, $9.99*",
+        "Visa four eight two one ending in zero zero nine three, "
+        "card ...four eight two one, nine dollars and ninety nine cents",
+    ),
+    ("dial *67 or *#06#, dial *611#", "dial star six seven or star pound zero six pound, dial star six one one pound"),
+    ("#04-123", "number zero four, one two three"),
+    # ranges
+    (
+        "$1.5-$2.5M, $1 to $2 million, $500 to $1M",
+        "one point five to two point five million dollars, "
+        "one to two million dollars, five hundred dollars to one million dollars",
+    ),
+    ("seats 14A-14C, gates A1-A10, Q1-Q3", "seats fourteen A. to fourteen C, gates A. one to A. ten, Q one to Q three"),
+    ("2026-27, 2026/27", "twenty twenty six to twenty twenty seven, twenty twenty six to twenty twenty seven"),
+    ("2-1/2 inches, 8.5 x 11", "two and a half inches, eight point five by eleven"),
+    ("expires 05/2028, Sunday 4/7", "expires May twenty twenty eight, Sunday April seventh"),
+    # names of numbers
+    ("401(k), $401k", "four oh one K, four hundred one thousand dollars"),
+    ("Boeing 737-800", "Boeing seven three seven, eight zero zero"),
+    ("311 or 911 now, 911 items", "three hundred eleven or nine one one now, nine hundred eleven items"),
+    ("Error 404, 100K users", "Error four zero four, one hundred thousand users"),
+    (
+        "1300 123 456, 001-415-555-0132",
+        "one three zero zero, one two three, four five six, "
+        "zero zero one, four one five, five five five, zero one three two",
+    ),
+    # a unit before a noun, quantities of things
+    (
+        "a $5 fee, a 10GB plan, a $5.50 toll",
+        "a five dollar fee, a ten gigabyte plan, a five dollar and fifty cent toll",
+    ),
+    ("Not a $5 or $10 fee", "Not a five dollars or ten dollars fee"),
+    ("2 x Large Fries, 3 x 50mg, 3x Points", "two Large Fries, three times fifty milligrams, three times Points"),
+    ("10 / 2, $500/$1,000", "ten divided by two, five hundred dollars slash one thousand dollars"),
+    # days and streets
+    ("Sat 9am, Mon, Wed & Fri, the sun", "Saturday nine AM, Monday, Wednesday and Friday, the sun"),
+    ("M-F 8-6, by 5 p.m. Pacific", "Monday to Friday eight to six, by five PM Pacific"),
+    ("1455 Market St, 5th Ave, St Ives", "fourteen fifty five Market Street, fifth Avenue, St Ives"),
     # markup
     ("**$29.00**", "twenty nine dollars"),
     ("Press (**1**) to confirm.", "Press (one) to confirm."),
