@@ -71,8 +71,8 @@ def remove(group: Path) -> None:
 def leaves_the_cores(enter: Enter) -> bool:
     """Whether busy processes that call `enter` leave the cores to this process.
 
-    What counts is how long this process was ready and got no core. The kernel knows that, and it holds no time that
-    another virtual machine took.
+    What counts is how long this process was ready and got no core, as the kernel counts it. Time that the host took
+    away is not part of it.
     """
     n = N_BUSY * len(os.sched_getaffinity(0))
     busy: list[subprocess.Popen[bytes]] = []

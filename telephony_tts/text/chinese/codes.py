@@ -135,7 +135,7 @@ def _say_letters(run: str, spelled: bool) -> str:
 
 
 def _say_groups(match: re.Match[str]) -> str:
-    """ "138****8000": the hidden digits are not said. "737-800"."""
+    """Digit by digit in groups, without hidden digits: "138****8000", "737-800"."""
     return _groups(match.group())
 
 

@@ -62,6 +62,11 @@ def _say_number(match: re.Match[str]) -> str:
     return _say_count(match.group(), before(match, 3), right)
 
 
+def _is_discount(left: str, first: str, last: str) -> bool:
+    """ "满200-50" takes 50 off from 200 on. "不满200-300" is a range."""
+    return left.endswith("满") and float(first.replace(",", "")) > float(last.replace(",", ""))
+
+
 def _say_range(match: re.Match[str]) -> str | None:
     first, last = match["first"], match["last"]
     if first[0] == "0" and len(first) > 1 and first[1] != ".":
@@ -69,7 +74,7 @@ def _say_range(match: re.Match[str]) -> str | None:
     left, right = before(match, 3), after(match, 3)
     if re.match(r"\s?=", right):
         return f"{zh.number(first)}减{zh.number(last)}"
-    if left.endswith("满"):  # "满200-50"
+    if _is_discount(left, first, last):
         return f"{_say_count(first, left, right)}减{_say_count(last, left, right)}"
     if chinese_dates.SCORED.search(before(match, 14)) or re.match("获?胜|战胜|击败|领先|落后|战平", right):
         return f"{zh.number(first)}比{zh.number(last)}"
@@ -81,7 +86,7 @@ def _say_money(match: re.Match[str]) -> str:
     scale = match["scale"] or ""
     said = _amount(match["first"], scale)
     if match["last"]:
-        said += f"{'减' if before(match, 1) == '满' else '到'}{_amount(match['last'], scale)}"
+        said += f"{'减' if _is_discount(before(match, 1), match['first'], match['last']) else '到'}{_amount(match['last'], scale)}"
     unit = "" if re.match(currency, after(match, 4)) else currency
     return ("负" if match["minus"] else "") + said + scale + unit
 

@@ -197,7 +197,7 @@ def _say_named_decimal(match: re.Match[str]) -> str:
 
 
 def _say_groups(match: re.Match[str]) -> str:
-    """ "****4821", "XXXX-4821": the hidden digits are not said. "737-800"."""
+    """Digit by digit in groups, without hidden digits: "****4821", "XXXX-4821", "737-800"."""
     return _groups(match.group())
 
 
