@@ -86,7 +86,8 @@ def _say_money(match: re.Match[str]) -> str:
     scale = match["scale"] or ""
     said = _amount(match["first"], scale)
     if match["last"]:
-        said += f"{'减' if _is_discount(before(match, 1), match['first'], match['last']) else '到'}{_amount(match['last'], scale)}"
+        joint = "减" if _is_discount(before(match, 1), match["first"], match["last"]) else "到"
+        said += joint + _amount(match["last"], scale)
     unit = "" if re.match(currency, after(match, 4)) else currency
     return ("负" if match["minus"] else "") + said + scale + unit
 
