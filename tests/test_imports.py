@@ -126,9 +126,12 @@ TABLE: dict[str, Row] = {
     # vLLM, imported when it is the language model.
     "telephony_tts.engines.cosyvoice2.device.vllm_steps": row("errors", "torch vllm"),
     "telephony_tts.engines.cosyvoice2.device.vllm_plugin": row(outside="torch vllm"),
+    "telephony_tts.engines.cosyvoice2.device.triton_sampling": row(outside="torch triton"),
     "telephony_tts.engines.cosyvoice2.kernels": row(),
     "telephony_tts.engines.cosyvoice2.model": row("errors clock", "numpy torch"),
     "telephony_tts.engines.cosyvoice2.model.triton_kernels": row(outside="torch triton"),
+    "telephony_tts.engines.cosyvoice2.model.flow.triton_kernels": row(outside="torch triton"),
+    "telephony_tts.engines.cosyvoice2.model.vocoder.triton_kernels": row(outside="torch triton"),
     "telephony_tts.engines.cosyvoice2.model.file_names": row(not_stdlib=TASKS | IO),
     "telephony_tts.engines.cosyvoice2.checkpoint": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.checkpoint.sizes": row("errors metrics clock", "torch yaml"),
@@ -231,8 +234,8 @@ ROOMS: dict[str, str] = {
     "model.state": "",
     "model.border": "",
     "model.graphs": "",
-    "model.triton_kernels": "model.config",
-    "model.gpu_kernels": "model.config model.triton_kernels",
+    "model.gpu_kernels": "",
+    "model.triton_kernels": "model.gpu_kernels",
     "kernels": "",
     "model.weight_memory": "",
     "model.linear": "kernels model.weight_memory",
@@ -241,9 +244,9 @@ ROOMS: dict[str, str] = {
     "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative "
     "model.gpu_kernels kernels",
     "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
-    "model.relative model.kernel_conv model.gpu_kernels kernels",
+    "model.relative model.kernel_conv model.gpu_kernels model.triton_kernels kernels",
     "model.vocoder": "model.config model.failures model.file_names model.state model.border model.graphs "
-    "model.kernel_conv model.gpu_kernels kernels",
+    "model.kernel_conv model.gpu_kernels model.triton_kernels kernels",
     "profile": "model.config",
     "settings": "profile",
     "choice": "settings",

@@ -36,9 +36,14 @@ class Batches:
 
     def prefill(self, jobs: Sequence[Job]) -> list[tuple[Job, DrawnIds]]:
         """The ids drawn, for each job whose feed ended with this step."""
-        # A job that cannot be fed must not make the batch of the others fail.
-        able = [job for job in jobs if self._isolated([job], self._open)]
-        return self._isolated(able, self._prefill)
+        drawn: list[tuple[Job, DrawnIds]] = []
+        n_most = self._runner.n_pass_rows
+        for begin in range(0, len(jobs), n_most):
+            # A job that cannot be fed must not make the batch of the others fail. Those of a later run are opened while
+            # a device computes the run before.
+            able = [job for job in jobs[begin : begin + n_most] if self._isolated([job], self._open)]
+            drawn += self._isolated(able, self._prefill)
+        return drawn
 
     def decode(self, jobs: Sequence[Job]) -> list[tuple[Job, DrawnIds]]:
         """The ids drawn for each job."""
@@ -111,8 +116,7 @@ class Batches:
         for job in jobs:
             piece, feed = piece_of(job), feed_of(job)
             assert feed.speech_id is not None
-            banned = (feed.banned, *(piece.banned_after(n) for n in range(1, n_steps)))
-            rows.append(DecodeRow(feed.speech_id, banned, feed.forced))
+            rows.append(DecodeRow(feed.speech_id, (feed.banned, *piece.banned_later(n_steps - 1)), feed.forced))
         return list(zip(jobs, self._runner.decode([track_of(job) for job in jobs], rows), strict=True))
 
     def _begin(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:

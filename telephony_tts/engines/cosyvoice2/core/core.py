@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, voicing_track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job, vocoded_size
@@ -384,7 +384,17 @@ class Core:
     ) -> None:
         """Take in the results of a step. It waits for the device before it takes the lock."""
         ids = [(job, self._batches.read(job, each.read)) for job, each in drawn]
-        audio = [(job, sound, self._batches.read(job, sound.read)) for job, sound in sounds]
+        # Audio comes back in several transfers if there is much: the first is taken in while a device makes the next.
+        transfers: dict[int, list[tuple[Job, Sound]]] = {}
+        for job, sound in sounds:
+            transfers.setdefault(id(sound.audio), []).append((job, sound))
+        *early, last = transfers.values() or [[]]
+        for transfer in early:
+            audio = self._read(transfer)
+            now_ns = self._now_ns()
+            with self._lock:
+                self._take_audio(audio, now_ns)
+        audio = self._read(last)
         now_ns = self._now_ns()
         with self._lock:
             for stage, jobs in step.batches.items():
@@ -400,26 +410,34 @@ class Core:
                         piece_of(job).take_ids(read[0])
                     except Exception as error:
                         job.fail(error)
-            for job, sound, pcms in audio:
-                if job.is_over or not pcms:
-                    continue
-                if pcms[0] is None:
-                    job.fail(EngineError(NON_FINITE))
-                    continue
-                is_first = job.is_new and not job.first_audio
-                chunks = job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last)
-                job.n_made += len(pcms[0])
-                self.counters.count_audio(len(pcms[0]) / job.stream.family.sample_rate_hz)
-                if is_first:
-                    job.first_audio = chunks
-                else:
-                    self._give_out(job, chunks, now_ns)
-                if job.stream.earlier is None:
-                    job.earlier_track = None
+            self._take_audio(audio, now_ns)
             if any(job.first_audio and not job.is_over for job in self._jobs.values()):
                 self._give_out_first(now_ns)
             self.counters.add("steps")
             self._idle.call()
+
+    def _read(self, sounds: Sequence[tuple[Job, Sound]]) -> list[tuple[Job, Sound, list[Pcm | None]]]:
+        """Sounds with their samples. Waits for the device."""
+        return [(job, sound, self._batches.read(job, sound.read)) for job, sound in sounds]
+
+    def _take_audio(self, audio: Sequence[tuple[Job, Sound, list[Pcm | None]]], now_ns: int) -> None:
+        """Take in what `_read` returned, and give it out unless it is the first audio of a turn."""
+        for job, sound, pcms in audio:
+            if job.is_over or not pcms:
+                continue
+            if pcms[0] is None:
+                job.fail(EngineError(NON_FINITE))
+                continue
+            is_first = job.is_new and not job.first_audio
+            chunks = job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last)
+            job.n_made += len(pcms[0])
+            self.counters.count_audio(len(pcms[0]) / job.stream.family.sample_rate_hz)
+            if is_first:
+                job.first_audio = chunks
+            else:
+                self._give_out(job, chunks, now_ns)
+            if job.stream.earlier is None:
+                job.earlier_track = None
 
     def _give_out_first(self, now_ns: int) -> None:
         """Give out first audio that was held back and lasts long enough now."""

@@ -100,9 +100,9 @@ class Job:
     def can_release(self) -> bool:
         """Whether the utterance or its piece is over, or the piece can give its slot back, and no lane works on it."""
         piece = self.stream.piece
-        if self.is_releasing or self.busy or any(block.is_busy for block in self.blocks):
+        if not self.is_over and (piece is None or not (piece.is_over or self.stream.can_hand_over)):
             return False
-        return self.is_over or (piece is not None and (piece.is_over or self.stream.can_hand_over))
+        return not (self.is_releasing or self.busy or any(block.is_busy for block in self.blocks))
 
     @property
     def is_drawing(self) -> bool:
@@ -203,14 +203,15 @@ class Job:
         # A piece is heard after the one before.
         n_before = self.stream.earlier.n_unheard_tokens if self.stream.earlier is not None else 0
         due_ns = self.due_ns + n_before * NS_PER_S // self.stream.family.tokens_per_s
-        needs, is_new = [], self.is_new
-        if not self.busy & TOKEN_STAGES and piece.n_spare < ahead.n_tokens:
-            feed = piece.feed()
-            if feed is not None and (feed.speech_id is None or self.track is None):
-                needs.append(Need(self.key, Stage.PREFILL, due_ns, is_new=is_new))
-            elif feed is not None and may_decode:
-                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_spare >= 0, is_new))
-        return needs
+        if not self.busy.isdisjoint(TOKEN_STAGES):
+            return []
+        n_spare = piece.n_spare
+        feed = piece.feed() if n_spare < ahead.n_tokens else None
+        if feed is None:
+            return []
+        if feed.speech_id is None or self.track is None:
+            return [Need(self.key, Stage.PREFILL, due_ns, is_new=self.is_new)]
+        return [Need(self.key, Stage.DECODE, due_ns, n_spare >= 0, self.is_new)] if may_decode else []
 
     def _audio_needs(self, piece: Piece, ahead: AheadLimits, n_most_blocks: int) -> list[Need]:
         needs, due_ns, is_new = [], self.due_ns, self.is_new

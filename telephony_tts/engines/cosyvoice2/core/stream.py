@@ -150,22 +150,26 @@ class Piece:
             return 1
         return max(1, min(self._n_most - self.n_drawn, self.decoding.max_len - self.decoding.n_out))
 
-    def banned_after(self, n: int) -> tuple[int, ...]:
-        """Stop ids that must not be drawn after `n` further ids; 0 is the next draw."""
+    def banned_later(self, n: int) -> tuple[tuple[int, ...], ...]:
+        """Stop ids that must not be drawn in each of the `n` draws after the next one."""
         if isinstance(self.decoding, SentenceDecoding):
-            return self.decoding.banned_at(self.decoding.n_out + n)
-        return self._feed.banned if self._feed is not None else ()
+            return self.decoding.banned_from(self.decoding.n_out + 1, n)
+        return (self._feed.banned if self._feed is not None else (),) * n
 
     def take_ids(self, ids: Sequence[int]) -> None:
         """Take in ids drawn after the last feed, in order. Raises EngineError for -1: the logits were not finite."""
         self._feed = None
-        for drawn in ids:
-            if drawn < 0:
-                raise EngineError(NON_FINITE)
-            self.n_drawn += 1
-            speech = self.decoding.consume(drawn)
-            if speech is not None:
-                self.tokens.append(speech)
+        if isinstance(self.decoding, SentenceDecoding) and min(ids, default=0) >= 0:
+            self.n_drawn += len(ids)
+            self.tokens += self.decoding.consume_all(ids)
+        else:
+            for drawn in ids:
+                if drawn < 0:
+                    raise EngineError(NON_FINITE)
+                self.n_drawn += 1
+                speech = self.decoding.consume(drawn)
+                if speech is not None:
+                    self.tokens.append(speech)
         if self.n_drawn >= self._n_most and not self.decoding.done:
             message = ENDLESS_PIECE if self._stream.profile.whole_pieces else ENDLESS
             self._error = EngineError(message.format(self.n_drawn / self._family.tokens_per_s))

@@ -51,7 +51,7 @@ class DrawnIds:
 
     def read(self) -> list[int]:
         """The ids in the order of their draws; -1 where the logits were not finite. Waits for the device."""
-        ids: list[int] = self.ids.read()[:, self.row].tolist()
+        ids: list[int] = self.ids.columns()[self.row]
         return ids
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.device.decode_steps import ban_bits, banned_at
-from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, ban_bits
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
@@ -50,7 +51,7 @@ class PromptSteps:
         """Record every size. `check_wanted` is called before each and ends it by raising."""
         for size in reversed(self.sizes) if self._graphs.records else ():
             check_wanted()
-            self._fill(size, [], [])
+            self._fill(size, None, [])
             self._graphs.prepare(("prompts", size), partial(self._step, size))
 
     @torch.inference_mode()
@@ -64,6 +65,8 @@ class PromptSteps:
         Raises EngineError for an id that its table lacks or a slot without room, ValueError if a slot is named twice,
         before anything is written.
         """
+        if not slots:
+            return self._drawn[:0]
         if len(set(slots)) < len(slots):
             raise ValueError(f"slots {list(slots)}: a slot cannot be fed twice at once")
         for part in parts:
@@ -71,15 +74,25 @@ class PromptSteps:
         counts = [sum(len(segment.ids) for segment in part) for part in parts]
         cache, scratch = self._cache, self._cache.scratch_slot
         starts = [cache.room(slot, n) for slot, n in zip(slots, counts, strict=True)]
-        positions: list[tuple[int, int, int, int]] = []
+        segments = [segment for part in parts for segment in part]
+        sizes = [len(segment.ids) for segment in segments]
+        positions = np.array(
+            [
+                np.repeat([self._tables.index(segment.table) for segment in segments], sizes),
+                [item for segment in segments for item in segment.ids],
+                np.repeat(slots, counts),
+                np.concatenate([np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]),
+            ],
+            np.int64,
+        )
         rows: list[tuple[int, int, int, int]] = []
-        for slot, start, part, feed in zip(slots, starts, parts, ended, strict=True):
-            ids = [(self._tables.index(segment.table), item) for segment in part for item in segment.ids]
-            positions += ((table, item, slot, start + i) for i, (table, item) in enumerate(ids))
+        n_all = 0
+        for slot, n, feed in zip(slots, counts, ended, strict=True):
+            n_all += n
             forced = -1 if feed is None or feed.forced is None else feed.forced
             banned = 0 if feed is None else ban_bits(feed.banned)
-            rows.append((len(positions) - 1, scratch if feed is None else slot, forced, banned))
-        size = next(each for each in self.sizes if each >= len(positions))
+            rows.append((n_all - 1, scratch if feed is None else slot, forced, banned))
+        size = next(each for each in self.sizes if each >= n_all)
         self._fill(size, positions, rows)
         self._graphs.run(("prompts", size), partial(self._step, size))
         for slot, n in zip(slots, counts, strict=True):
@@ -87,12 +100,16 @@ class PromptSteps:
         return self._drawn[: len(slots)]
 
     def _fill(
-        self, size: int, positions: Sequence[tuple[int, int, int, int]], rows: Sequence[tuple[int, int, int, int]]
+        self, size: int, positions: NDArray[np.int64] | None, rows: Sequence[tuple[int, int, int, int]]
     ) -> None:
-        scratch = self._cache.scratch_slot
-        positions = [*positions, *[(0, 0, scratch, 0)] * (size - len(positions))]
-        rows = [*rows, *[(0, scratch, -1, 0)] * (self.n_most - len(rows))]
-        numbers = [number for each in (positions, rows) for column in zip(*each, strict=True) for number in column]
+        """`positions` [4, n] and `rows` are columns of `_positions` and `_rows`. The others are spare."""
+        numbers = np.zeros(4 * (size + self.n_most), np.int64)
+        of_positions, of_rows = numbers[: 4 * size].reshape(4, size), numbers[4 * size :].reshape(4, self.n_most)
+        of_positions[2] = of_rows[1] = self._cache.scratch_slot
+        of_rows[2] = -1
+        if positions is not None:
+            of_positions[:, : positions.shape[1]] = positions
+            of_rows[:, : len(rows)] = np.array(rows, np.int64).T
         there = sent(numbers, self._rows.device)
         self._positions[:, :size] = there[: 4 * size].view(4, size)
         self._rows.copy_(there[4 * size :].view(4, self.n_most))
@@ -100,11 +117,17 @@ class PromptSteps:
     def _step(self, size: int) -> None:
         lm = self._lm
         table, ids, slots, positions = self._positions[:, :size]
-        x = torch.zeros(size, lm.config.d_model, dtype=lm.dtype, device=ids.device)
+        hidden = lm.decode_at(self._embedded(table, ids), slots, positions, self._cache.max_len, self._cache)
+        last, of_row, forced, bans = self._rows
+        self._drawn.copy_(self._sampler.sample_at(lm.logits(hidden[last]), of_row, bans, forced))
+
+    def _embedded(self, table: Tensor, ids: Tensor) -> Tensor:
+        """[T, D]: the embeddings of `ids` [T], each of its `table` [T]."""
+        lm = self._lm
+        if self._sampler.on_gpu is not None:
+            return self._sampler.on_gpu.embedded(table, ids, [lm.tables[each] for each in self._tables])
+        x = torch.zeros(len(ids), lm.config.d_model, dtype=lm.dtype, device=ids.device)
         for i, each in enumerate(self._tables):
             of_table = table == i
             x = torch.where(of_table[:, None], F.embedding(ids.where(of_table, 0), lm.tables[each]), x)
-        hidden = lm.decode_at(x, slots, positions, self._cache.max_len, self._cache)
-        last, of_row, forced, bans = self._rows
-        banned = banned_at(bans, lm.head_bias.shape[0])
-        self._drawn.copy_(self._sampler.sample_at(lm.logits(hidden[last]), of_row, banned, forced))
+        return x

@@ -8,7 +8,7 @@ threads at once. Calls for one stage of one track come one after the other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +35,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache,
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.recorded import RecordedChunks
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import MOST_ROWS
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import SOS, LmFeed
@@ -45,14 +46,18 @@ batches and the first id, which the prompt gives, make the first audio. Ids past
 CPU_RUN_AHEAD = 4
 """Ids that a CPU draws in one batch, as far as the next block needs them. Between batches lanes look for other work,
 which takes time from the ids."""
-PREFILL_ROWS = 16
-"""Prompts fed in one step on an accelerator: a few thousand positions, which keep it busy. No other stream is served
-meanwhile. The best number for a given device is not measured yet."""
+PASS_ROWS = 16
+"""Prompts in one run of the language model on an accelerator: a few thousand positions, which keep it busy."""
+PREFILL_ROWS = 4 * PASS_ROWS
+"""Prompts fed in one step on an accelerator, 22 ms of an H200. No other stream is served meanwhile. The host prepares
+the next run of a step while the device computes one, and reads the first ids of all at the end."""
 VOCODED_FRAMES = 86
 """Mel frames that are vocoded at once where the flow makes those of a whole piece: a second."""
 FIRST_VOCODED_FRAMES = VOCODED_FRAMES // 2
 """Of a piece: speech starts a tenth of a second sooner. About 20 frames of them wait for the next ones."""
 
+_FIRST_ALIKE = 3
+"""From this chunk of a piece on, the vocoder does the same for all chunks of equal length (`recorded.usual_chunks`)."""
 USUAL_FIRST_FRAMES = FRAMES_PER_TOKEN * (DEFAULT.first_tokens or BLOCK_TOKENS), BLOCK_FRAMES
 """Mel frames of the first block in the default profile, of voices with a prompt and without one."""
 
@@ -62,6 +67,20 @@ def vocoded_parts(n_frames: int) -> list[int]:
     first = min(n_frames, FIRST_VOCODED_FRAMES)
     n_full, rest = divmod(n_frames - first, VOCODED_FRAMES)
     return [first, *[VOCODED_FRAMES] * n_full, *([rest] if rest else [])]
+
+
+def _in_batches(kinds: Mapping[int, Hashable], n_most: int) -> list[list[int]]:
+    """The keys in groups of at most `n_most`. If there are more, those of one kind come together: a group is then one
+    batch, apart from the last groups, which hold what is left of all kinds."""
+    keys = list(kinds)
+    if len(keys) > n_most:
+        by_kind: dict[Hashable, list[int]] = {}
+        for key, kind in kinds.items():
+            by_kind.setdefault(kind, []).append(key)
+        n_whole = {kind: len(of_kind) - len(of_kind) % n_most for kind, of_kind in by_kind.items()}
+        keys = [key for kind, of_kind in by_kind.items() for key in of_kind[: n_whole[kind]]]
+        keys += [key for kind, of_kind in by_kind.items() for key in of_kind[n_whole[kind] :]]
+    return [keys[begin : begin + n_most] for begin in range(0, len(keys), n_most)]
 
 
 @dataclass(slots=True)
@@ -77,6 +96,8 @@ class Track:
     """None once the piece is computed as a whole (`profile.finish: full`)."""
     n_fed: int = 0
     """Positions of a long feed that are fed already."""
+    checked: LmFeed | None = None
+    """The last feed whose ids were found to be in their tables."""
     mels: deque[tuple[Tensor, bool]] = field(default_factory=deque)
     """Mel that waits for the vocoder, and whether it is the last of the piece."""
     n_frames: int = 0
@@ -125,6 +146,8 @@ class Runner:
         # One stage in a step: a device computes stages one after the other, so the most urgent would wait for all.
         on_device = BatchSizes(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
         self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if by_slot else on_device)
+        self.n_pass_rows = min(PASS_ROWS, self.batch_sizes.prefill)
+        """Prompts in one call of `prefill`. A step may feed more (`BatchSizes.prefill`)."""
         self.n_run_ahead = CPU_RUN_AHEAD if is_cpu else 1 if by_slot else RUN_AHEAD
         self.draws_past_blocks = not is_cpu
         """Whether a decode batch may draw ids that the next block does not need: an accelerator has them for little."""
@@ -141,9 +164,7 @@ class Runner:
             self._lm_steps = CpuLmSteps(lm, cache, model.sampler, model.family.end_of_speech)
         else:
             assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
-            self._lm_steps = DeviceLmSteps(
-                lm, cache, model.sampler, self.n_run_ahead, self.batch_sizes.prefill, self.graphs
-            )
+            self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.n_pass_rows, self.graphs)
         is_int8 = lm.rows_are_exact or model.flow.decoder.estimator.is_int8
         self.idle_lanes: IdleLanes = HelpingLanes() if is_int8 else SleepingLanes()
         self._uncut = () if isinstance(lm, PromptTables) else (EmbeddingTable.TEXT,)
@@ -203,7 +224,9 @@ class Runner:
     def check_room(self, track: Track, feed: LmFeed) -> None:
         """Raises EngineError if a feed cannot be fed, before any of it is."""
         if not track.n_fed:
-            check_ids(self.model.lm, feed.segments)
+            if track.checked is not feed:
+                check_ids(self.model.lm, feed.segments)
+                track.checked = feed
             self.model.cache.room(track.slot, feed.n_positions)
 
     @torch.inference_mode()
@@ -326,7 +349,8 @@ class Runner:
 
     @torch.inference_mode()
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
-        """Audio of the oldest mel of each track, which comes back from the device in one transfer.
+        """Audio of the oldest mel of each track. It comes back from the device in one transfer, or if there are more
+        than `MOST_ROWS` tracks, in one for each batch, so that the host can take one in while the next is computed.
 
         Vocoder state cannot be rolled back, so failures are reported per track: `on_failure` is called with the index
         of a track that fails, and its sound is None.
@@ -344,29 +368,28 @@ class Runner:
                     audio[i] = mel.new_zeros(1, 0, dtype=torch.float32)
             except Exception as error:
                 on_failure(i, error)
-        indices = list(mels)
-        pushed = push_chunks(
-            [tracks[i].joint for i in indices],
-            list(mels.values()),
-            [lasts[i] for i in indices],
-            lambda at, error: on_failure(indices[at], error),
-            run=self._recorded_chunks.run,
-        )
-        for i, of_track in zip(indices, pushed, strict=True):
-            audio[i] = of_track
-        made = [each[0] for each in audio if each is not None]
-        if not made:
-            return [None] * n
-        returning = Returning(torch.cat(made))
-        sounds: list[Sound | None] = []
-        begin = 0
-        for i, each in enumerate(audio):
-            if each is None:
-                sounds.append(None)
+        sounds: list[Sound | None] = [None] * n
+        kinds = {i: (mel.shape[2], lasts[i], min(tracks[i].n_vocoded, _FIRST_ALIKE)) for i, mel in mels.items()}
+        silent = [i for i, each in enumerate(audio) if each is not None]
+        for some in _in_batches(kinds, MOST_ROWS) or [[]]:
+            pushed = push_chunks(
+                [tracks[i].joint for i in some],
+                [mels[i] for i in some],
+                [lasts[i] for i in some],
+                lambda at, error, some=some: on_failure(some[at], error),  # type: ignore[misc]
+                run=self._recorded_chunks.run,
+            )
+            for i, of_track in zip(some, pushed, strict=True):
+                audio[i] = of_track
+            made = {i: each[0] for i in (*silent, *some) if (each := audio[i]) is not None}
+            silent.clear()
+            if not made:
                 continue
-            end = begin + each.shape[1]
-            sounds.append(Sound(returning, tracks[i].n_frames, lasts[i], begin, end))
-            begin = end
+            returning, begin = Returning(torch.cat(list(made.values()))), 0
+            for i, samples in made.items():
+                end = begin + len(samples)
+                sounds[i] = Sound(returning, tracks[i].n_frames, lasts[i], begin, end)
+                begin = end
         return sounds
 
     def _next_frames(self, track: Track) -> tuple[Tensor, bool]:

@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,10 @@ class _Channel:
             os._exit(0)  # the parent is gone, and a loading process does not read the socket
 
 
+DEVICE_SWITCH_S = 0.0005
+"""How long a thread may go on that another one waits for, in the process of an engine on a device."""
+
+
 class _ParentLogHandler(logging.handlers.QueueHandler):
     def __init__(self, channel: _Channel) -> None:
         super().__init__(None)  # type: ignore[arg-type]  # records go to the channel, see enqueue
@@ -133,6 +138,9 @@ def main(fd: int) -> None:
     gc.collect()
     gc.freeze()
     core, choice = engine.core, engine.choice
+    if core.runner.model.device.type != "cpu":
+        # The one lane launches work for all calls. It must not wait 5 ms, Python's usual time, until orders are read.
+        sys.setswitchinterval(DEVICE_SWITCH_S)
     loaded.append(core)
     served = [(core, lane, channel) for lane in lanes(choice.n_lanes)]
     threads = [threading.Thread(target=_serve, args=each, daemon=True) for each in served]

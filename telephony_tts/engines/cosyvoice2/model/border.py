@@ -31,6 +31,7 @@ class Returning:
 
     def __init__(self, there: Tensor) -> None:
         self._here = there
+        self._columns: list[list[Any]] | None = None
         self._arrived: torch.cuda.Event | None = None
         if there.device.type == "cuda":
             self._here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
@@ -48,6 +49,12 @@ class Returning:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._here.cpu()
+
+    def columns(self) -> list[list[Any]]:
+        """The columns of a tensor of two dimensions on the host. Waits until it has arrived."""
+        if self._columns is None:
+            self._columns = self.read().T.tolist()
+        return self._columns
 
 
 class HostMoment:

@@ -34,7 +34,7 @@ SPEAKER = TokenSegment(EmbeddingTable.SPEAKER, (0,))
 
 @dataclass(frozen=True, slots=True)
 class LmFeed:
-    """One run of the model: the embeddings of `segments`, and one id drawn from the last position."""
+    """One run of the model: the embeddings of `segments`, none empty, and one id drawn from the last position."""
 
     segments: tuple[TokenSegment, ...]
     banned: tuple[int, ...] = ()
@@ -51,9 +51,10 @@ class LmFeed:
     @property
     def speech_id(self) -> int | None:
         """The speech id of a feed of a single one, which is a decode step; else None."""
-        if self.n_positions != 1 or self.segments[0].table is not EmbeddingTable.SPEECH:
+        if len(self.segments) != 1:
             return None
-        return self.segments[0].ids[0]
+        (segment,) = self.segments
+        return segment.ids[0] if segment.table is EmbeddingTable.SPEECH and len(segment.ids) == 1 else None
 
 
 class Decoding(Protocol):
@@ -112,6 +113,11 @@ class SentenceDecoding:
         """Ids that must not be drawn after `n_out` ids. Known ahead, so a device can draw several ids in a row."""
         return (self._end,) if n_out < self.min_len else ()
 
+    def banned_from(self, n_out: int, n: int) -> tuple[tuple[int, ...], ...]:
+        """`banned_at` for `n_out` ids, one more, and so on: `n` times."""
+        n_banned = min(n, max(0, self.min_len - n_out))
+        return ((self._end,),) * n_banned + ((),) * (n - n_banned)
+
     def next_feed(self) -> LmFeed | None:
         if self._done:
             return None
@@ -127,6 +133,18 @@ class SentenceDecoding:
         self._done = self.n_out >= self.max_len
         self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn,)),)
         return drawn
+
+    def consume_all(self, drawn: Sequence[int]) -> list[int]:
+        """`consume` for each of several ids, in order. Returns those that are speech."""
+        if self._done:
+            return []
+        n_left = self.max_len - self.n_out
+        n = next((i for i, each in enumerate(drawn[:n_left]) if each >= self._end), min(len(drawn), n_left))
+        self.n_out += n
+        self._done = n == n_left or n < len(drawn)
+        if n:
+            self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn[n - 1],)),)
+        return list(drawn[:n])
 
 
 class BiStreamDecoding:

@@ -13,6 +13,7 @@ from places import Place, assert_close
 from pretend_device import Pretence
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.device import runner
 from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
 from telephony_tts.engines.cosyvoice2.model import failures
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
@@ -70,6 +71,23 @@ def test_audio_of_many_equals_each_alone(here: Place, there: Place, pretence: Pr
         assert set(pretence.waits) - TEST <= READ
         assert_sounds_alike(sounds, voiced(here, theirs, turn))
     assert {sound.audio for sound in sounds if sound is not None} == {sounds[0].audio if sounds[0] else None}
+
+
+def test_more_tracks_than_a_batch_come_back_in_several_transfers(
+    here: Place, there: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST_ROWS", 2)
+    ours, theirs = (place.open(JOINTS, SPEEDS) for place in (there, here))
+    for turn in range(len(CHUNKS)):
+        sounds = voiced(there, ours, turn)
+        assert_sounds_alike(sounds, voiced(here, theirs, turn))
+        assert len({id(sound.audio) for sound in sounds if sound is not None}) > 1
+
+
+def test_chunks_of_a_kind_are_one_batch() -> None:
+    kinds = dict(enumerate("abababaac"))
+    assert runner._in_batches(kinds, 2) == [[0, 2], [4, 6], [1, 3], [7, 5], [8]]
+    assert runner._in_batches(kinds, 9) == [list(range(9))] and runner._in_batches({}, 2) == []
 
 
 def test_a_device_convolves_multiples_of_8_channels_only(here: Place, there: Place, pretence: Pretence) -> None:

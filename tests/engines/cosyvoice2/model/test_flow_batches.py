@@ -164,6 +164,32 @@ def test_blocks_that_are_too_long_for_a_batch_go_alone(wanted: list[Tensor], mon
     assert max(n for batch in seen if len(batch) > 1 for n, _ in batch) == 100
 
 
+def test_the_next_step_of_the_same_blocks_is_filled_in_as_any_other(pretence: Pretence) -> None:
+    """Also with a last block, which has no pages of its own, and when a block is replaced by another one."""
+    flow = paged_flow()
+    streams = [call(flow, n_prompt, seed) for seed, n_prompt in enumerate((30, 55, 27, 30))]
+    blocks = begin_first_blocks(flow, streams[:3])
+    with torch.inference_mode():
+        kept, decoder = device_backend.StepInputs((4, 100, 4), flow.decoder), flow.decoder
+        for k in range(N_STEPS):
+            if k == 3:
+                blocks[1:2] = begin_first_blocks(flow, streams[3:])
+            fresh = device_backend.StepInputs((4, 100, 4), decoder)
+            if k in (0, 3):
+                assert not kept._fill_next(blocks)
+                kept.fill(blocks)
+            else:
+                assert kept._fill_next(blocks)
+            fresh.fill(blocks)
+            assert torch.equal(kept._numbers.cpu(), fresh._numbers.cpu())
+            n = 1 + sum(block.x.shape[1] for block in blocks)
+            for name, flat in kept._flat.items():
+                assert torch.equal(flat[:, :n].cpu(), fresh._flat[name][:, :n].cpu())
+            assert torch.equal(kept.spk.cpu(), fresh.spk.cpu())
+            flow.step(blocks)
+            blocks = [block for block in blocks if not block.done] or blocks
+
+
 # Failures
 
 

@@ -46,6 +46,18 @@ def test_the_whole_prompt_is_laid_out_in_order() -> None:
     assert whole_prompt([], [3], []) == (SOS, text(3), TASK)
 
 
+@given(st.integers(0, 2), st.lists(st.lists(st.sampled_from([5, 6, *STOPS]) | st.just(7), max_size=30), max_size=3))
+def test_ids_in_a_row_are_taken_as_one_by_one(n_text: int, runs: list[list[int]]) -> None:
+    together, apart = (SentenceDecoding([1], [2] * n_text, [9]) for _ in range(2))
+    for ids in runs:
+        one_by_one = [each for each in map(apart.consume, ids) if each is not None]
+        assert together.consume_all(ids) == one_by_one
+        assert (together.done, together.n_out) == (apart.done, apart.n_out)
+        assert together.next_feed() == apart.next_feed()
+        later = tuple(apart.banned_at(apart.n_out + n) for n in range(4))
+        assert together.banned_from(together.n_out, 4) == later
+
+
 def test_a_sentence_feeds_its_prompt_and_then_each_id() -> None:
     decoding = SentenceDecoding([1], [2, 3], [9])
     first = LmFeed(whole_prompt([1], [2, 3], [9]), banned=(EOS,), n_banned=4)

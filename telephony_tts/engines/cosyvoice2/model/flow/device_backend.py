@@ -13,7 +13,9 @@ have spare rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import cast
+from types import ModuleType
+from typing import Any, NamedTuple, Self, cast
+from weakref import ref
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import (
+    N_RESERVED,
     SCRATCH_PAGE,
     ZERO_PAGE,
     DevicePage,
@@ -64,6 +67,12 @@ EncoderShape = tuple[int, int, int, bool]
 """S, P, the tokens of each block, and whether they are last blocks, which see no tokens ahead."""
 
 
+def _load_kernels() -> ModuleType:
+    from telephony_tts.engines.cosyvoice2.model.flow import triton_kernels
+
+    return triton_kernels
+
+
 class DeviceBackend:
     """Used by one thread."""
 
@@ -73,7 +82,7 @@ class DeviceBackend:
         n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
         self._encoder, self._decoder = encoder, decoder
-        self._kernels = kernels = kernels_for_heads(decoder.noise.device, decoder.config.d_head)
+        self._kernels = kernels = kernels_for_heads(decoder.noise.device, decoder.config.d_head, _load_kernels)
         if kernels is not None:
             estimator.fuse(kernels)
         # The kernels read no padding of pasts, so that one size is as good as several.
@@ -117,7 +126,7 @@ class DeviceBackend:
         # Cloned: the next batch of this bucket is computed in the same memory.
         after = inputs.x_after.clone()
         for block, x in zip(blocks, after[:, None].unbind(0), strict=False):
-            block.x = x[:, : block.x.shape[1]]
+            block.x = x.narrow(1, 0, block.x.shape[1])
             block.k += 1
 
     @torch.inference_mode()
@@ -238,6 +247,23 @@ class EncoderInputs:
             self._all_ids[: len(ids)] = ids
 
 
+class _FilledBlock(NamedTuple):
+    """Knows a block again by what it is computed from, without keeping the block or its memory."""
+
+    step_rows: Any
+    mu: ref[Tensor]
+    cond: ref[Tensor]
+    spk: ref[Tensor]
+
+    @classmethod
+    def of(cls, block: FlowBlock) -> Self:
+        return cls(block.step_rows, ref(block.mu), ref(block.cond), ref(block.spk))
+
+    def is_of(self, block: FlowBlock) -> bool:
+        rows, mu, cond, spk = self
+        return block.step_rows is rows and mu() is block.mu and cond() is block.cond and spk() is block.spk
+
+
 class StepInputs:
     """The tensors of a bucket that a step reads and writes."""
 
@@ -266,9 +292,13 @@ class StepInputs:
         }
         self.spk = noise.new_zeros(self.n_streams, d, dtype=dtype)
         self.x_after = noise.new_zeros(self.n_streams, self.n_frames, d, dtype=wide)
+        self._filled: list[_FilledBlock] = []
+        """The blocks of the last call of `fill`."""
 
     def fill(self, blocks: Sequence[FlowBlock]) -> None:
         """The next Euler step of each block; the other rows are spare."""
+        if self._fill_next(blocks):
+            return
         counts, table = self._counts_here, self._table_here
         counts[:] = self._spare_counts
         table[:, : self.n_pages], table[:, self.n_pages :] = ZERO_PAGE, SCRATCH_PAGE
@@ -290,6 +320,27 @@ class StepInputs:
         for name, flat in self._flat.items():
             flat[:, 1:begin] = torch.cat([getattr(block, name) for block in blocks], dim=1)
         self.spk[: len(blocks)] = torch.cat([block.spk for block in blocks])
+        self._filled = [_FilledBlock.of(block) for block in blocks]
+
+    def _fill_next(self, blocks: Sequence[FlowBlock]) -> bool:
+        """`fill` if these are the blocks of the last call, each a step further: all but x stays where it is, and memory
+        rows are the next ones. False if they are not."""
+        filled, self._filled = self._filled, []
+        n = len(blocks)
+        if not n or len(filled) != n:
+            return False
+        k = self._counts_here[0].tolist()
+        if any(block.k != k[i] + 1 or not filled[i].is_of(block) for i, block in enumerate(blocks)):
+            return False
+        counts, table = self._counts_here[:, :n], self._table_here[:n]
+        counts[0] += 1
+        for rows in (counts[-2:], table):
+            rows += rows >= N_RESERVED  # all rows of blocks, but not those that stand for none
+        self._numbers.copy_(sent(self._here, self._numbers.device))
+        x = self._flat["x"]
+        x[:, 1 : 1 + sum(block.x.shape[1] for block in blocks)] = torch.cat([block.x for block in blocks], dim=1)
+        self._filled = filled
+        return True
 
     def frames(self, begins: Tensor, n_frames: Tensor) -> list[Tensor]:
         """x, mu and cond, each [S, T, 80]."""

@@ -236,23 +236,28 @@ class Flow:
 
     def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
         """Blocks of different streams or voices. Nothing changes before everything is computed."""
-        # The noise is counted from the encoder's tokens: the steps of the block before may still be on their way.
-        x = [
-            self.decoder.initial_noise(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
-            for each in inputs
-        ]
         new = [self.backend.take(each.table, each.n_tokens, is_last=each.is_last) for each in inputs]
         batches: dict[Hashable, list[int]] = {}
         for i, each in enumerate(inputs):
             if each.n_tokens:
                 batches.setdefault(self.backend.encoder_batch_key(each), []).append(i)
-        mu, cond = list(x), list(x)  # of blocks without tokens, which have no frames
+        mus: dict[int, Tensor] = {}
         for members in batches.values():
             batch = [inputs[i] for i in members]
             ids = _ids(batch, self.encoder.tokens.device)
-            mus, conds = self.backend.encode(batch, [new[i] for i in members], ids), _conditions(batch)
-            for row, i in enumerate(members):
-                mu[i], cond[i] = mus[row : row + 1], conds[row : row + 1]
+            encoded = self.backend.encode(batch, [new[i] for i in members], ids)
+            mus.update(zip(members, torch.split(encoded, 1), strict=True))
+        # The rest follows while a device encodes. The noise is counted from the encoder's tokens: the steps of the
+        # block before may still be on their way.
+        x = [
+            self.decoder.initial_noise(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
+            for each in inputs
+        ]
+        mu, cond = list(x), list(x)  # of blocks without tokens, which have no frames
+        for members in batches.values():
+            conditions = torch.split(_conditions([inputs[i] for i in members]), 1)
+            for i, condition in zip(members, conditions, strict=True):
+                mu[i], cond[i] = mus[i], condition
         blocks, n_steps = [], self.decoder.n_steps
         for i, each in enumerate(inputs):
             k = 0 if each.n_tokens else n_steps

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import EstimatorBatch
@@ -34,7 +33,7 @@ class FusedTransformers:
             x, normed = kernels.layer_norm(
                 x, *block.norm_3, added=block.out(past.attend(first + i, block.qkv(normed), n_heads))
             )
-            forward = block.ff_2(F.gelu(block.ff_1(normed)))
+            forward = block.ff_2(kernels.gelu_map(normed, *block.ff_1))
             if i + 1 == len(blocks):
                 return x.add_(forward)
             x, normed = kernels.layer_norm(x, *blocks[i + 1].norm_1, added=forward)

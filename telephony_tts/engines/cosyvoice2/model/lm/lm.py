@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal, Self
 
 import torch
@@ -192,6 +193,12 @@ class PromptTables:
         return torch.cat(rows)
 
 
+def _load_kernels() -> ModuleType:
+    from telephony_tts.engines.cosyvoice2.model import triton_kernels
+
+    return triton_kernels
+
+
 class LanguageModel(PromptTables):
     """Weights and functions of them. An utterance writes to its slot of the cache only."""
 
@@ -209,7 +216,7 @@ class LanguageModel(PromptTables):
         self.norm = norm
         self.head, self.head_bias = head, head_bias
         self._int8 = Int8Decoder(self.layers) if isinstance(head, Int8Matrix) else None
-        kernels = None if isinstance(head, Int8Matrix) else kernels_for_heads(self.device, config.d_head)
+        kernels = None if isinstance(head, Int8Matrix) else kernels_for_heads(self.device, config.d_head, _load_kernels)
         self.fused = None if kernels is None else FusedDecoder(self.layers, RmsNorm(norm, config.norm_eps), kernels)
         """The layers with a GPU's own kernels, where they run."""
 

@@ -57,7 +57,7 @@ def check_ids(lm: TableSizes, segments: Sequence[TokenSegment]) -> None:
     """Raises EngineError for an id that its table lacks."""
     for segment in segments:
         n_ids = lm.n_ids(segment.table)
-        if any(not 0 <= item < n_ids for item in segment.ids):
+        if segment.ids and (min(segment.ids) < 0 or max(segment.ids) >= n_ids):
             raise EngineError(f"{segment.table.value} token outside 0 to {n_ids - 1}")
 
 

@@ -7,6 +7,8 @@ product without a transpose before or after it, and a range of columns is a view
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +26,22 @@ WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.we
 CHANNELS = 8
 """On a GPU, cuDNN has fast kernels in half precision for multiples of this. Convolutions with the 18 channels of the
 spectrum took nine tenths of the time of 32 streams on an H200."""
+
+
+def _load_kernels() -> ModuleType:
+    from telephony_tts.engines.cosyvoice2.model.vocoder import triton_kernels
+
+    return triton_kernels
+
+
+def vocoder_kernels(device: torch.device) -> ModuleType | None:
+    """`vocoder.triton_kernels` if they run on the device."""
+    return kernels_of(device, _load_kernels)
+
+
+def on_accelerator(weight: Tensor) -> bool:
+    """Whether weights are laid out as a GPU likes them."""
+    return weight.device.type not in ("cpu", "meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,13 @@ class VocoderConv:
         y = y.squeeze(2).transpose(1, 2)
         return y if y.shape[2] == self.d_out else y[:, :, : self.d_out]
 
+    def bare(self, x: Tensor) -> Tensor:
+        """x [B, T, in] in the weight's dtype, with the zeros around it and in the padding of its channels -> [B, T',
+        out], padding included, without the bias."""
+        x = x.transpose(1, 2).unsqueeze(2)
+        y = F.conv2d(x, self.weight, None, (1, self.stride), 0, (1, self.dilation))
+        return y.squeeze(2).transpose(1, 2).contiguous()  # without a copy, as the weight's channels lie side by side
+
 
 @dataclass(frozen=True, slots=True)
 class UpsampleConv:
@@ -74,10 +99,18 @@ class UpsampleConv:
 
         Input columns beyond these are zero.
         """
+        y = self.conv(x, *self.missing(first, x.shape[1], wanted_first, wanted_until))
+        return self.wanted(y, wanted_first, wanted_until)
+
+    def missing(self, first: int, n: int, wanted_first: int, wanted_until: int) -> tuple[int, int]:
+        """The zeros that the convolution needs before and after n input columns from `first` on."""
         low, high = (wanted_first + self.pad) // self.rate, (wanted_until - 1 + self.pad) // self.rate + 1
-        left = first - (low - self.conv.weight.shape[3] + 1)
-        y = self.conv(x, left, high - first - x.shape[1]).flatten(1).view(x.shape[0], (high - low) * self.rate, -1)
-        skip = wanted_first + self.pad - low * self.rate
+        return first - (low - self.conv.weight.shape[3] + 1), high - first - n
+
+    def wanted(self, y: Tensor, wanted_first: int, wanted_until: int) -> Tensor:
+        """What the convolution makes of these [B, T', rate out] -> the wanted columns [B, n, out]."""
+        y = y[:, :, : self.conv.d_out].flatten(1).view(y.shape[0], y.shape[1] * self.rate, -1)
+        skip = (wanted_first + self.pad) % self.rate
         return y[:, skip : skip + wanted_until - wanted_first]
 
 
@@ -89,6 +122,9 @@ class VocoderLinear:
     bias: Tensor
     kernels: KernelConv | None = None
     """A layer of the pitch by the kernels, where they can do it."""
+    of_windows: Tensor | None = None
+    """A layer of the pitch on an accelerator: the weight [k in, out] of a frame's neighbours, oldest first. In float64
+    a matrix product takes a fraction of the time of cuDNN's convolution."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -104,10 +140,6 @@ class Snake:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, C] -> a new tensor [B, T, C] in the dtype of alpha."""
-        kernels = kernels_of(x.device)
-        if kernels is not None:
-            made: Tensor = kernels.snake(x, self.alpha, self.inverse)
-            return made
         wave = sine_(x * self.alpha).square_()
         return torch.addcmul(x, wave, self.inverse, out=wave)
 
@@ -134,6 +166,15 @@ class ResidualStep:
     """Both halves by the kernels, where they can do it."""
 
 
+class ContextShare(NamedTuple):
+    """What a convolution of a residual block uses up of the context."""
+
+    left: int
+    right: int
+    zeros: tuple[int, int]
+    """Where the signal ends, so many stand for the context that is missing on each side."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResBlock:
     """One residual step for each dilation."""
@@ -147,21 +188,60 @@ class ResBlock:
         If a side has less context than `reach`, the signal ends there and zeros follow. Each convolution uses up its
         share of the context, so that the last one computes only the wanted columns.
         """
-        after = self.reach
-        for step in self.steps:
+        shares = self.shares(left, right)
+        for i, step in enumerate(self.steps):
             h, begin, end = x, 0, 0
             for half, (snake, conv) in enumerate(((step.snake1, step.conv1), (step.snake2, step.conv2))):
-                after -= conv.reach
-                drop_left, drop_right = max(0, left - after), max(0, right - after)
-                zeros = conv.reach - drop_left, conv.reach - drop_right
-                left, right = left - drop_left, right - drop_right
-                begin, end = begin + drop_left, end + drop_right
+                share = shares[2 * i + half]
+                begin, end = begin + share.left, end + share.right
                 if step.kernels is None:
-                    h = conv(snake(h), *zeros)
+                    h = conv(snake(h), *share.zeros)
                 else:
-                    h = step.kernels[half](h, *zeros, x[:, begin : x.shape[1] - end] if half else None)
+                    h = step.kernels[half](h, *share.zeros, x[:, begin : x.shape[1] - end] if half else None)
             x = h if step.kernels is not None else x[:, begin : x.shape[1] - end] + h
         return x
+
+    def shares(self, left: int, right: int) -> list[ContextShare]:
+        """Of each convolution, for the arguments of a call."""
+        shares, after = [], self.reach
+        for conv in (conv for step in self.steps for conv in (step.conv1, step.conv2)):
+            after -= conv.reach
+            drop_left, drop_right = max(0, left - after), max(0, right - after)
+            shares.append(ContextShare(drop_left, drop_right, (conv.reach - drop_left, conv.reach - drop_right)))
+            left, right = left - drop_left, right - drop_right
+        return shares
+
+    def seen_first(self, kernels: ModuleType, at: int, n: int, left: int, right: int) -> Any:
+        """What the first convolution sees of a sum, `triton_kernels.Seen`. The block's n columns begin at column `at`
+        of the sum."""
+        return self._seen(kernels, 0, self.shares(left, right), n, at)
+
+    def fused(self, kernels: ModuleType, x: Tensor, seen: Tensor, left: int, right: int) -> tuple[list[Tensor], Tensor]:
+        """The same with the kernels of a GPU, a convolution and a launch for each half of a step: x [B, T, C or more],
+        and what the first convolution sees of it -> the parts whose sum is the result, and their bias."""
+        shares = self.shares(left, right)
+        for i, step in enumerate(self.steps):
+            sizes = step.conv1.d_out, step.conv1.weight.shape[1], step.conv1.weight.dtype
+            h = step.conv1.bare(seen)
+            middle = self._seen(kernels, 2 * i + 1, shares, h.shape[1])
+            _, (seen,) = kernels.joined([h], [step.conv1.bias], h.shape[1], *sizes, [middle])
+            h = step.conv2.bare(seen)
+            first, second = shares[2 * i : 2 * i + 2]
+            parts = [h, x[:, first.left + second.left : x.shape[1] - first.right - second.right]]
+            if i + 1 < len(self.steps):
+                after = self._seen(kernels, 2 * i + 2, shares, h.shape[1])
+                x, (seen,) = kernels.joined(
+                    parts, [step.conv2.bias], h.shape[1], *sizes, [after], total=step.snake1.alpha.dtype
+                )
+        return parts, step.conv2.bias
+
+    def _seen(self, kernels: ModuleType, i: int, shares: list[ContextShare], n: int, at: int = 0) -> Any:
+        """What convolution i sees of n columns, which begin at column `at` of a sum."""
+        step = self.steps[i // 2]
+        snake = step.snake2 if i % 2 else step.snake1
+        before, after = shares[i].zeros
+        assert not (at and before), "zeros stand for what lies beyond the signal"
+        return kernels.Seen(before - at, before + n + after, snake.alpha, snake.inverse)
 
 
 class VocoderReader(StateReader):
@@ -197,7 +277,9 @@ class VocoderReader(StateReader):
         Another order of rounding moves the pitch by 1e-4 Hz (`_folded`).
         """
         weight, bias = (each.to(self._wide) for each in self._folded(name, shape))
-        return VocoderLinear(weight, bias, KernelConv(weight, bias) if self._fits(weight) else None)
+        kernels = KernelConv(weight, bias) if self._fits(weight) else None
+        of_windows = weight.permute(2, 1, 0).flatten(0, 1).contiguous() if on_accelerator(weight) else None
+        return VocoderLinear(weight, bias, kernels, of_windows)
 
     def up(self, name: str, shape: tuple[int, int, int], rate: int) -> UpsampleConv:
         """A transposed convolution, weight [in, out, k].
@@ -282,7 +364,7 @@ def _with_kernels(step: ResidualStep) -> ResidualStep:
 def _rowwise(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1, stride: int = 1) -> VocoderConv:
     """Weight [out, in, k] and bias [out]."""
     d_out, d_in, _ = weight.shape
-    if weight.device.type not in ("cpu", "meta"):
+    if on_accelerator(weight):
         weight = F.pad(weight, (0, 0, 0, -d_in % CHANNELS, 0, -d_out % CHANNELS))
         bias = F.pad(bias, (0, -d_out % CHANNELS))
     laid_out = weight.to(dtype)[:, :, None].contiguous(memory_format=torch.channels_last)

@@ -27,6 +27,7 @@ three stages compute F + 12, F + 2.6 and F + 0.6 frames, those of upstream F + 8
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -115,9 +116,9 @@ class ContinuousJoint:
         self.vocoder = vocoder
         self._n_frame = vocoder.config.samples_per_frame
         self._noise = noise
-        self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.source_dtype)
+        self._mel = _nothing(vocoder.config.d_mel, vocoder.source_dtype, vocoder.device)
         self._mel_start = 0
-        self._source = torch.zeros(1, 1, 0, device=vocoder.device, dtype=vocoder.source_dtype)
+        self._source = _nothing(1, vocoder.source_dtype, vocoder.device)
         """Final source samples from frame `_source_start` on."""
         self._source_start = 0
         self._n_final = 0
@@ -185,6 +186,12 @@ class ContinuousJoint:
         self._mel_start = mel_start
         self._source = self._source[:, :, (left - self._source_start) * self._n_frame :].clone()
         self._source_start = left
+
+
+@functools.cache
+def _nothing(n_channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[1, n_channels, 0]"""
+    return torch.zeros(1, n_channels, 0, dtype=dtype, device=device)
 
 
 class UpstreamJoint:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple, Self
 
 import torch
@@ -49,11 +50,14 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
     VocoderConv,
     VocoderLinear,
     VocoderReader,
+    vocoder_kernels,
 )
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import NoiseRows
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import (
     EDGE_KERNEL,
     F0_KERNEL,
     N_F0_LAYERS,
+    DecodeSpans,
     Reach,
     StageSpans,
     missing,
@@ -132,6 +136,8 @@ class Vocoder:
     @torch.inference_mode()
     def f0(self, mel: Tensor) -> Tensor:
         """Mel [B, 80, L] -> pitch [B, L] in Hz (specification 6.1)."""
+        if self._layers.pitch[0].of_windows is not None:
+            return self._f0_by_products(mel)
         x = mel.to(self.source_dtype)
         for layer in self._layers.pitch:
             if layer.kernels is None:
@@ -140,6 +146,25 @@ class Vocoder:
                 x = layer.kernels(x.transpose(1, 2), F0_KERNEL // 2, F0_KERNEL // 2).transpose(1, 2)
             x = F.elu(x)
         return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
+
+    def _f0_by_products(self, mel: Tensor) -> Tensor:
+        """The same on an accelerator: each layer is one matrix product of a frame's neighbours."""
+        kernels, out = vocoder_kernels(self.device), self._layers.pitch_out
+        n_batch, n = len(mel), mel.shape[2]
+        x, bias = mel.transpose(1, 2), None
+        for layer in self._layers.pitch:
+            assert layer.of_windows is not None
+            if kernels is not None:
+                x = (kernels.pitch_windows(x, bias, self.source_dtype) @ layer.of_windows).view(n_batch, n, -1)
+                bias = layer.bias
+            else:
+                side = F.pad(x.to(self.source_dtype), (0, 0, F0_KERNEL // 2, F0_KERNEL // 2))
+                windows = torch.cat([side[:, i : i + n] for i in range(F0_KERNEL)], 2).flatten(0, 1)
+                x = F.elu(torch.addmm(layer.bias, windows, layer.of_windows)).view(n_batch, n, -1)
+        if kernels is None:
+            return out(x)[:, :, 0].abs()
+        f0: Tensor = kernels.pitch(x, bias, out.weight, out.bias)
+        return f0
 
     @torch.inference_mode()
     def excite(
@@ -157,6 +182,13 @@ class Vocoder:
         utterance begins at random phases, which depend on the noise before its first sample.
         """
         n_frame, ramps = self.config.samples_per_frame, self.config.ramps_pitch
+        if ramps and isinstance(noise, NoiseRows) and (kernels := vocoder_kernels(f0.device)) is not None:
+            c, mix = self.config, self._layers.mix
+            settings = c.sample_rate_hz, c.voiced_above_hz, c.sine_amplitude, c.noise_std
+            made, *after = kernels.excited(
+                f0, state, noise.numbers, mix.weight, mix.bias, settings, n_frame, first, last=last
+            )
+            return made, SineState(*after)
         half = n_frame // 2 if ramps else 0
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=torch.float64)
         rate_hz = self.config.sample_rate_hz
@@ -218,6 +250,9 @@ class Vocoder:
         stages by name, to be compared with the reference.
         """
         needs = spans(self.config, mel.shape[2], first, until)
+        kernels = vocoder_kernels(mel.device) if trace is None else None
+        if kernels is not None and len(self.config.res_kernels) <= kernels.MOST_SEEN:
+            return self._fused_decode(kernels, needs, mel, source, first, until)
         spectrum = self.stft(source).to(self.residual_dtype).transpose(1, 2)  # [B, 120 L + 1, 18]
         pre = needs.stages[0].before
         x = mel[:, :, needs.mel.first : needs.mel.until].to(self.residual_dtype).transpose(1, 2)
@@ -244,6 +279,70 @@ class Vocoder:
         n_frame = self.config.samples_per_frame
         begin = first * n_frame - needs.post.first * self.config.hop
         return audio[:, begin : begin + (until - first) * n_frame].float()
+
+    def _fused_decode(
+        self, kernels: ModuleType, needs: DecodeSpans, mel: Tensor, source: Tensor, first: int, until: int
+    ) -> Tensor:
+        """`decode` with the kernels of a GPU: between two convolutions is one launch."""
+        c, pre, post = self.config, self._layers.pre, self._layers.post
+        n = len(needs.stages[0].before)
+        zeros = missing(needs.mel, needs.stages[0].before, pre.reach)
+        x = kernels.columns(
+            mel[:, :, needs.mel.first : needs.mel.until], *zeros, pre.weight.shape[1], self.residual_dtype
+        )
+        # What is added is not there yet: its parts are, and the bias.
+        parts, bias, d, scale = [pre.bare(x)], pre.bias, pre.d_out, 1.0
+        for stage, need in zip(self._layers.stages, needs.stages, strict=True):
+            wanted = need.up.first, need.up.until
+            left, right = stage.up.missing(need.before.first, n, *wanted)
+            seen, conv = kernels.Seen(left, left + n + right), stage.up.conv
+            sizes = d, conv.weight.shape[1], conv.weight.dtype
+            _, (x,) = kernels.joined(parts, [bias], n, *sizes, [seen], scale=scale, slope=c.leaky_slope)
+            up = stage.up.wanted(conv.bare(x), *wanted)
+            parts, bias = self._fused_stage(kernels, stage, need, up, source)
+            n, d, scale = len(need.out), up.shape[2], 1 / len(stage.blocks)
+        left, right = missing(needs.stages[-1].out, needs.post, post.reach)
+        seen, sizes = kernels.Seen(left, left + n + right), (d, post.weight.shape[1], post.weight.dtype)
+        _, (x,) = kernels.joined(parts, [bias], n, *sizes, [seen], scale=scale, slope=LAST_SLOPE)
+        frames = kernels.frames(post.bare(x), post.bias, self._inverse, MAX_MAGNITUDE)
+        begin, n = first * c.samples_per_frame - needs.post.first * c.hop, (until - first) * c.samples_per_frame
+        audio: Tensor = kernels.overlapped(frames, self._window2, c.hop, begin, n, c.audio_limit)
+        return audio
+
+    def _fused_stage(
+        self, kernels: ModuleType, stage: UpsampleStage, need: StageSpans, up: Tensor, source: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """What the stage makes of `up`, its transposed convolution without bias: the parts and the bias whose sum is
+        that of its blocks."""
+        down, block, d = stage.source_down, stage.source_block, up.shape[2]
+        kernel, stride, n = down.weight.shape[3], down.stride, len(need.source)
+        begin = need.source.first * stride - source_down(stride)[1]
+        x = kernels.spectrum(
+            source, self._forward, self.config.hop, begin, (n - 1) * stride + kernel, down.weight.shape[1],
+            self.residual_dtype,
+        )  # fmt: skip
+        width, convs, sums = block.steps[0].conv1.weight.shape[1], self.conv_dtype, self.residual_dtype
+        margins = need.source.margins(need.inside)
+        seen = block.seen_first(kernels, 0, n, *margins)
+        x, (y,) = kernels.joined([down.bare(x)], [down.bias], n, d, width, convs, [seen], total=sums)
+        parts, bias = block.fused(kernels, x, y, *margins)
+        inside = [need.out.around(each.reach) for each in stage.blocks]
+        seens = [
+            each.seen_first(kernels, span.first - need.inside.first, len(span), *span.margins(need.out))
+            for each, span in zip(stage.blocks, inside, strict=True)
+        ]
+        # If the last stage begins with the signal, it has a column more: the mirror image of its third.
+        x, ys = kernels.joined(
+            [*parts, up], [bias, stage.up.conv.bias], len(need.inside), d, width, convs, seens,
+            total=sums, shift=len(up[0]) - len(need.inside),
+        )  # fmt: skip
+        before: list[Tensor] = []
+        for i, (block, span, y) in enumerate(zip(stage.blocks, inside, ys, strict=True)):
+            parts, bias = block.fused(kernels, x[:, span.within(need.inside)], y, *span.margins(need.out))
+            parts += before
+            if i + 1 < len(stage.blocks):
+                before = [kernels.joined(parts, [bias], len(need.out), d, width, convs, total=sums)[0]]
+        return parts, bias
 
     def _source_part(self, stage: UpsampleStage, need: StageSpans, spectrum: Tensor) -> Tensor:
         """Spectrum [B, 120 L + 1, 18] -> the part of the source that the stage adds, [B, n, C] for `need.inside`."""
