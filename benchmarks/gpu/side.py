@@ -203,7 +203,7 @@ class StageWork:
 
     def prefill(self) -> None:
         """The prompts of all, from the start."""
-        size = self._runner.batch_sizes.prefill
+        size = self._runner.n_pass_rows
         for first in range(0, self.n, size):
             group = self.tracks[first : first + size]
             for track in group:

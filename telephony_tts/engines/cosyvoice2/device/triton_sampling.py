@@ -121,17 +121,36 @@ def _candidates(bits, at, kept, k: tl.constexpr, n_kept: tl.constexpr, width: tl
 
 
 @triton.jit
-def _second_draw(below, at, first, u2, n_ids: tl.constexpr):
+def _sums_to(values, n: tl.constexpr):
+    """values [n] float64 -> the sum of each and those before it. A scan of Triton 3.6 gave other sums on an H200."""
+    at = tl.arange(0, n)
+    is_before = tl.expand_dims(at, 0) <= tl.expand_dims(at, 1)
+    return tl.sum(tl.where(is_before, tl.expand_dims(values, 0), 0.0), 1)
+
+
+@triton.jit
+def _second_draw(below, at, first, u2, n_ids: tl.constexpr, width: tl.constexpr, n_groups: tl.constexpr):
     """An id other than `first`: the one at which the cumulative share passes `u2`."""
+    n_each: tl.constexpr = width // n_groups
     below = tl.where(at == first, float("inf"), below)
     weights = tl.exp(tl.min(below) - below)
     weights = (weights / tl.sum(weights)).to(tl.float64)
-    total = tl.cumsum(weights, 0)
-    is_found = (total > u2 * tl.max(total)) & (weights > 0)
-    found = tl.min(tl.where(is_found, at, n_ids))
-    # A u2 near 1 may be rounded to it: then the last id.
-    last = tl.maximum(tl.max(tl.where(weights > 0, at, -1)), 0)
-    return tl.where(found < n_ids, found, last)
+    # First the group of neighbours in which the share is passed, then the id in it.
+    grouped = tl.reshape(weights, (n_groups, n_each))
+    to_group = _sums_to(tl.sum(grouped, 1), n_groups)
+    group = tl.arange(0, n_groups)
+    wanted = u2 * tl.max(to_group)
+    # A u2 near 1 may be rounded to it: then the last group that has any share.
+    is_passed = to_group > wanted
+    last = tl.max(tl.where(tl.sum(grouped, 1) > 0, group, 0))
+    own = tl.minimum(tl.min(tl.where(is_passed, group, n_groups)), last)
+    before = tl.max(tl.where(group < own, to_group, 0.0))
+    of_group = tl.sum(tl.where(tl.expand_dims(group, 1) == own, grouped, 0.0), 0)
+    each = tl.arange(0, n_each)
+    is_found = (before + _sums_to(of_group, n_each) > wanted) & (of_group > 0)
+    found = tl.min(tl.where(is_found, each, n_each))
+    found = tl.where(found < n_each, found, tl.maximum(tl.max(tl.where(of_group > 0, each, -1)), 0))
+    return own * n_each + found
 
 
 @triton.jit(
@@ -186,7 +205,7 @@ def _draw(
     last = tl.load(recent + slot * window + age, mask=age < window, other=-1)
     chosen = first
     if (tl.sum((last == first).to(tl.int32)) >= n_repeats) & (fixed < 0) & (whole == whole):
-        chosen = _second_draw(below, at, first, u2, n_ids)
+        chosen = _second_draw(below, at, first, u2, n_ids, width, 2 * n_kept)
     result = tl.where(fixed >= 0, fixed, chosen.to(tl.int64))
     result = tl.where(whole == whole, result, -1)
     tl.store(recent + slot * window + n_before % window, result)

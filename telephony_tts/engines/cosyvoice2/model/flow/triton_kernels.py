@@ -23,7 +23,7 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.gpu_kernels import HALVES_AND_WHOLE
 from telephony_tts.engines.cosyvoice2.model.triton_kernels import padded, summed, weighed
 
-GELU_TILES = (1600, (32, 64, 4, 3)), (1 << 62, (128, 128, 8, 3))
+GELU_TILES = (256, (16, 64, 4, 3)), (1 << 62, (64, 64, 4, 3))
 """For up to so many rows of `gelu_map`: rows and outputs of a program, its warps and stages."""
 ROWS = 4
 """Rows of a program of the norms and of `windows`: one for each of its warps."""
