@@ -126,7 +126,6 @@ TABLE: dict[str, Row] = {
     # vLLM, imported when it is the language model.
     "telephony_tts.engines.cosyvoice2.device.vllm_steps": row("errors", "torch vllm"),
     "telephony_tts.engines.cosyvoice2.device.vllm_plugin": row(outside="torch vllm"),
-    "telephony_tts.engines.cosyvoice2.device.triton_sampling": row(outside="torch triton"),
     "telephony_tts.engines.cosyvoice2.kernels": row(),
     "telephony_tts.engines.cosyvoice2.model": row("errors clock", "numpy torch"),
     "telephony_tts.engines.cosyvoice2.model.triton_kernels": row(outside="torch triton"),

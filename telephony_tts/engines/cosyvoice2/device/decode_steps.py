@@ -5,8 +5,7 @@ A step has one of few shapes. Its rows are padded to a power of two with rows of
 span of positions is padded to the smallest of a doubling series that holds the longest row.
 
 All that differs from step to step lies in tensors that stay. A step reads them, draws, and leaves them as the next step
-needs them. So the host sends one block of numbers for several ids, which it reads later. On a GPU with kernels of its
-own, one kernel does all that follows the logits, and ends with the embeddings of the ids.
+needs them. So the host sends one block of numbers for several ids, which it reads later.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, ban_bits
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
 from telephony_tts.engines.cosyvoice2.model.border import sent
+from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
-from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 
 LEAST_SPAN = 256
 
@@ -32,6 +31,17 @@ def doubling(least: int, most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
     return [*sizes[:-1], min(sizes[-1], most)]
+
+
+def ban_bits(stops: Sequence[int]) -> int:
+    """Banned stop ids as one number, for `banned_at`."""
+    return sum(1 << stop - N_SPEECH_TOKENS for stop in stops)
+
+
+def banned_at(bits: Tensor, n_ids: int) -> Tensor:
+    """[B] of `ban_bits`, on a device -> [B, S] bool for each of the stop ids, which are the last of `n_ids`."""
+    stops = torch.arange(n_ids - N_SPEECH_TOKENS, device=bits.device)
+    return (bits[:, None] >> stops & 1).bool()
 
 
 class DecodeSteps:
@@ -47,10 +57,8 @@ class DecodeSteps:
         self._inputs = torch.zeros(4 + n_most, n, dtype=torch.int64, device=device)
         """Of each row: last id, slot, position, forced id or -1; then for each step the banned stop ids as bits."""
         self._drawn = torch.zeros(n_most, n, dtype=torch.int64, device=device)
-        self._i = torch.zeros(n, dtype=torch.int64, device=device)
-        """The next step of the call, the same for each row."""
-        self._embedded = torch.zeros(n, lm.config.d_model, dtype=lm.dtype, device=device)
-        """Of each row: the embedding of its last id, if the sampler has kernels of a GPU."""
+        self._i = torch.zeros(1, dtype=torch.int64, device=device)
+        """The next step of the call."""
 
     @torch.inference_mode()
     def prepare(self, check_wanted: Callable[[], object]) -> None:
@@ -102,28 +110,15 @@ class DecodeSteps:
     def _fill(self, numbers: list[list[int]]) -> None:
         self._inputs[: len(numbers), : len(numbers[0])].copy_(sent(numbers, self._inputs.device))
         self._i.zero_()
-        if self._sampler.on_gpu is not None:
-            n = len(numbers[0])
-            torch.index_select(self._table, 0, self._inputs[0, :n], out=self._embedded[:n])
-
-    @property
-    def _table(self) -> Tensor:
-        return self._lm.tables[EmbeddingTable.SPEECH]
 
     def _step(self, n: int, span: int) -> None:
         """Draw one id for each of n rows."""
-        lm, inputs = self._lm, self._inputs[:, :n]
-        ids, slots, starts, forced = inputs[:4]
-        if self._sampler.on_gpu is not None:
-            rows = self._embedded[:n]
-            hidden = lm.decode_at(rows, slots, starts, span, self._cache)
-            logits = lm.head(hidden, lm.head_bias)
-            self._sampler.on_gpu.draw_step(logits, inputs, self._i, self._drawn, self._table, rows)
-            return
-        hidden = lm.decode_at(lm.embed_speech(ids), slots, starts, span, self._cache)
-        bans = inputs[4:].index_select(0, self._i[:1])[0]
-        drawn = self._sampler.sample_at(lm.logits(hidden), slots, bans, forced)
-        self._drawn[:, :n].index_copy_(0, self._i[:1], drawn[None])
+        ids, slots, starts, forced = self._inputs[:4, :n]
+        hidden = self._lm.decode_at(self._lm.embed_speech(ids), slots, starts, span, self._cache)
+        bans = self._inputs[4:, :n].index_select(0, self._i)[0]
+        is_banned = banned_at(bans, self._lm.head_bias.shape[0])
+        drawn = self._sampler.sample_at(self._lm.logits(hidden), slots, is_banned, forced)
+        self._drawn[:, :n].index_copy_(0, self._i, drawn[None])
         # Ids past the end are dropped later. The table has a row for each of them, but not for -1.
         ids.copy_(drawn.clamp(min=0))
         starts.add_(1)

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, ban_bits
+from telephony_tts.engines.cosyvoice2.device.decode_steps import ban_bits, banned_at
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
@@ -119,15 +120,17 @@ class PromptSteps:
         table, ids, slots, positions = self._positions[:, :size]
         hidden = lm.decode_at(self._embedded(table, ids), slots, positions, self._cache.max_len, self._cache)
         last, of_row, forced, bans = self._rows
-        self._drawn.copy_(self._sampler.sample_at(lm.logits(hidden[last]), of_row, bans, forced))
+        banned = banned_at(bans, lm.head_bias.shape[0])
+        self._drawn.copy_(self._sampler.sample_at(lm.logits(hidden[last]), of_row, banned, forced))
 
     def _embedded(self, table: Tensor, ids: Tensor) -> Tensor:
         """[T, D]: the embeddings of `ids` [T], each of its `table` [T]."""
         lm = self._lm
-        if self._sampler.on_gpu is not None:
-            return self._sampler.on_gpu.embedded(table, ids, [lm.tables[each] for each in self._tables])
+        tables = [lm.tables[each] for each in self._tables]
+        if lm.fused is not None:
+            return lm.fused.embedded(table, ids, tables)
         x = torch.zeros(len(ids), lm.config.d_model, dtype=lm.dtype, device=ids.device)
-        for i, each in enumerate(self._tables):
+        for i, each in enumerate(tables):
             of_table = table == i
-            x = torch.where(of_table[:, None], F.embedding(ids.where(of_table, 0), lm.tables[each]), x)
+            x = torch.where(of_table[:, None], F.embedding(ids.where(of_table, 0), each), x)
         return x

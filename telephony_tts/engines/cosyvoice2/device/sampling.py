@@ -8,10 +8,9 @@ neither on other utterances nor on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,13 +19,16 @@ from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS, SamplingConfig
 from telephony_tts.engines.cosyvoice2.model.gpu_kernels import kernels_of
 
-if TYPE_CHECKING:
-    from telephony_tts.engines.cosyvoice2.device.triton_sampling import SlotDraws
-
 FEW_ROWS = 8
 """On a CPU the random numbers of so few rows are computed one by one."""
 _MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _load_kernels() -> ModuleType:
+    from telephony_tts.engines.cosyvoice2.model import triton_kernels
+
+    return triton_kernels
 
 
 def _signed(value: int) -> int:
@@ -71,6 +73,10 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [_uniform_pair(*each) for each in zip(seeds.tolist(), n_drawn.tolist(), strict=True)]
         u1, u2 = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return u1, u2
+    kernels = kernels_of(seeds.device, _load_kernels)
+    if kernels is not None:
+        u1, u2 = kernels.uniforms(seeds, n_drawn)
+        return u1, u2
     start = splitmix64(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
     u1, u2 = (_shifted(splitmix64(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))
     return u1, u2
@@ -110,17 +116,6 @@ def _most_likely(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return probs.gather(-1, ids).double(), ids
 
 
-def ban_bits(stops: Collection[int], n_speech: int = N_SPEECH_TOKENS) -> int:
-    """Banned stop ids as one number: bit i bans the i-th id after the `n_speech` speech ids."""
-    return sum(1 << stop - n_speech for stop in stops)
-
-
-def banned_at(bits: Tensor, n_stops: int) -> Tensor:
-    """[B] of `ban_bits`, on a device -> [B, S] bool for each of the stop ids."""
-    stops = torch.arange(n_stops, device=bits.device)
-    return (bits[:, None] >> stops & 1).bool()
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
     """A draw and its steps; all [B]."""
@@ -153,12 +148,6 @@ def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: Samp
     return Draw(chosen, inside.sum(dim=-1), index, repeated)
 
 
-def _load_kernels() -> ModuleType:
-    from telephony_tts.engines.cosyvoice2.device import triton_sampling
-
-    return triton_sampling
-
-
 class Sampler:
     """The sampling state of every cache slot, on the device: seed, number of ids drawn, last ids.
 
@@ -179,11 +168,6 @@ class Sampler:
         self.n_drawn = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.recent = torch.full((n_slots + 1, config.window), -1, dtype=torch.int64, device=device)
         """A ring buffer: the rule does not need the order."""
-        self.on_gpu: SlotDraws | None = None
-        """A GPU's own kernels for this state, where they run."""
-        kernels = kernels_of(self.seeds.device, _load_kernels)
-        if kernels is not None:
-            self.on_gpu = kernels.SlotDraws(self.seeds, self.n_drawn, self.recent, config, n_speech)
 
     @torch.inference_mode()
     def start(self, slot: int, seed: int) -> None:
@@ -214,20 +198,20 @@ class Sampler:
         if any(not self._n_speech <= stop < n_ids for row in banned for stop in row):
             raise ValueError(f"only stop ids can be banned: {self._n_speech} to {n_ids - 1}")
         device = self.recent.device
-        bans = [ban_bits(set(row), self._n_speech) for row in banned]
+        is_banned = [[stop in row for stop in range(self._n_speech, n_ids)] for row in banned]
         fixed = None
         if forced is not None and any(item is not None for item in forced):
             fixed = sent([-1 if item is None else item for item in forced], device)
-        return self.sample_at(logits, sent(slots, device), sent(bans, device), fixed, likeliest=likeliest)
+        return self.sample_at(
+            logits, sent(slots, device), sent(is_banned, device, torch.bool), fixed, likeliest=likeliest
+        )
 
     @torch.inference_mode()
     def sample_at(
-        self, logits: Tensor, slots: Tensor, bans: Tensor, forced: Tensor | None, *, likeliest: bool = False
+        self, logits: Tensor, slots: Tensor, is_banned: Tensor, forced: Tensor | None, *, likeliest: bool = False
     ) -> Tensor:
-        """`sample` with arguments on the device: `slots` [B], `bans` [B] of `ban_bits`, `forced` [B] or -1."""
-        if self.on_gpu is not None and not likeliest:
-            return self.on_gpu.draw(logits, slots, bans, forced)
-        log_probs = mask_stops(logits, banned_at(bans, logits.shape[1] - self._n_speech))
+        """`sample` with arguments on the device: `slots` [B], `is_banned` [B, S] bool, `forced` [B] or -1."""
+        log_probs = mask_stops(logits, is_banned)
         n_drawn = self.n_drawn[slots]
         if likeliest:
             ids = greedy(log_probs)

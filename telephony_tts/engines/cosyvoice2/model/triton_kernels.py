@@ -4,6 +4,8 @@
     turn_and_keep      turns queries and keys by their positions, and stores keys and values
     attend_slots       rows of the language model attend to their slots
     gated              silu(gate) * up
+    embedded           the embeddings of a prompt's ids, which are of several tables
+    uniforms           the random numbers of a draw
 
 Lengths that differ from call to call are not specialized, because a kernel would be compiled in the middle of calls.
 Each reads its arguments on the device alone, so that graphs can record it. All sums are in float32, and products of
@@ -14,6 +16,8 @@ float32 are not rounded to TF32. Where Triton cannot be used, PyTorch's own oper
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -236,6 +240,58 @@ def gated(gate_up: Tensor) -> Tensor:
     return out
 
 
+@triton.jit(do_not_specialize_on_alignment=["of_table", "ids"])
+def _embedded(of_table, ids, table_0, table_1, table_2, out, d: tl.constexpr, width: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, width)
+    source = tl.load(ids + row) * d
+    table = tl.load(of_table + row) + 0 * at  # the same number for each channel, as masks are
+    inside = at < d
+    value = tl.load(table_0 + source + at, mask=inside & (table == 0), other=0.0)
+    value = tl.where(table == 1, tl.load(table_1 + source + at, mask=inside & (table == 1), other=0.0), value)
+    value = tl.where(table == 2, tl.load(table_2 + source + at, mask=inside & (table == 2), other=0.0), value)
+    tl.store(out + row * d + at, value, mask=inside)
+
+
+def embedded(of_table: Tensor, ids: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    """Row `ids[i]` of `tables[of_table[i]]`, for each i -> [N, D]. `of_table`, `ids` [N] int64; up to three tables
+    [*, D], contiguous."""
+    n, d = len(ids), tables[0].shape[1]
+    assert len(tables) <= 3
+    out = tables[0].new_empty(n, d)
+    _embedded[(n,)](of_table, ids, *tables, *[tables[0]] * (3 - len(tables)), out, d, padded(d))
+    return out
+
+
+@triton.jit
+def _splitmix64(x):
+    x = (x ^ (x >> 30)) * tl.full((), 0xBF58476D1CE4E5B9, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full((), 0x94D049BB133111EB, tl.uint64)
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _uniforms(seeds, n_drawn, out, n, width: tl.constexpr):
+    at = tl.arange(0, width)
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    seed = tl.load(seeds + at, mask=at < n, other=0).to(tl.uint64, bitcast=True)
+    drawn = tl.load(n_drawn + at, mask=at < n, other=0).to(tl.uint64, bitcast=True)
+    counter = _splitmix64(seed + golden) + drawn * (golden + golden)
+    for k in tl.static_range(2):
+        counter += golden
+        bits = (_splitmix64(counter) >> 11).to(tl.int64, bitcast=True)
+        tl.store(out + k * n + at, bits.to(tl.float64) * (1.0 / 9007199254740992.0), mask=at < n)
+
+
+def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """`sampling.uniforms`: [B] int64 each -> u1, u2 [B] float64 in [0, 1), the same bits."""
+    n = len(seeds)
+    out = seeds.new_empty(2, n, dtype=torch.float64)
+    _uniforms[(1,)](seeds, n_drawn, out, n, padded(n))
+    u1, u2 = out.unbind()
+    return u1, u2
+
+
 def run_once(device: torch.device) -> None:
     """Run the kernels with the official sizes of heads. Raises whatever Triton raises."""
     numbers = torch.zeros(2, dtype=torch.int64, device=device)
@@ -243,3 +299,4 @@ def run_once(device: torch.device) -> None:
         heads, cache = torch.zeros(2, 18, 64, dtype=dtype, device=device), torch.zeros(2, 3, 2, 8, 64, device=device)
         attend_slots(heads, numbers, numbers, cache.to(dtype))
         attend_slots(heads.repeat(4, 1, 1), numbers.repeat(4), numbers.repeat(4), cache.to(dtype))
+    uniforms(numbers, numbers)

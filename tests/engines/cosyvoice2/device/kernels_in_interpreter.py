@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.device import sampling
 from telephony_tts.engines.cosyvoice2.model import triton_kernels as kernels
 from telephony_tts.engines.cosyvoice2.model.config import FlowDecoderConfig, LmConfig, VocoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow import triton_kernels as flow_kernels
@@ -59,6 +60,20 @@ def norms() -> None:
 def activations() -> None:
     pair = torch.randn(3, 14)
     compare("gate", kernels.gated(pair), F.silu(pair[:, :7]) * pair[:, 7:])
+
+
+def numbers() -> None:
+    seeds, n_drawn = torch.randint(-(2**62), 2**62, (13,)), torch.randint(0, 500, (13,))
+    for i, (ours, theirs) in enumerate(
+        zip(kernels.uniforms(seeds, n_drawn), sampling.uniforms(seeds, n_drawn), strict=True)
+    ):
+        compare(f"uniform {i}", ours, theirs)
+    tables = [torch.randn(n, 10) for n in (2, 5, 3)]
+    of_table, ids = torch.tensor([1, 0, 2, 1, 2]), torch.tensor([4, 1, 0, 0, 2])
+    expected = torch.stack([tables[i][row] for i, row in zip(of_table, ids, strict=True)])
+    compare("embeddings of three tables", kernels.embedded(of_table, ids, tables), expected)
+    two = kernels.embedded(of_table[:2], ids[:2], tables[:2])
+    compare("embeddings of two tables", two, expected[:2])
 
 
 def windows() -> None:
@@ -221,6 +236,7 @@ if __name__ == "__main__":
     with torch.inference_mode():
         norms()
         activations()
+        numbers()
         windows()
         turned()
         for dtype in (torch.float32, torch.float16):

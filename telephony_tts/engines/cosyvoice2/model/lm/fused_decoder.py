@@ -27,6 +27,11 @@ class FusedDecoder:
     def __init__(self, layers: Sequence[lm.DecoderLayer], norm: RmsNorm, kernels: ModuleType) -> None:
         self._layers, self._norm, self._kernels = tuple(layers), norm, kernels
 
+    def embedded(self, of_table: Tensor, ids: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """Row `ids[i]` of `tables[of_table[i]]`, for each i -> [N, D]. `of_table`, `ids` [N] int64."""
+        made: Tensor = self._kernels.embedded(of_table, ids, tables)
+        return made
+
     def __call__(self, x: Tensor, slots: Tensor, positions: Tensor, cache: lm.KvCache) -> Tensor:
         """Row i of x [N, D] becomes position `positions[i]` of `slots[i]`, both [N] int64, and goes through all layers
         and the final norm -> [N, D]. A row sees the positions of its slot up to its own, so rows may be a prompt."""
