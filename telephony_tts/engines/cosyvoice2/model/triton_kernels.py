@@ -29,6 +29,10 @@ from telephony_tts.engines.cosyvoice2.model.gpu_kernels import HALVES_AND_WHOLE
 LEAST_ROWS = 16
 """A matrix product on a GPU takes at least so many rows and columns."""
 
+PROMPT_ROWS = 512
+"""From so many rows on `attend_slots` takes neighbours of a prompt together. A short prompt is sooner read row by row:
+on an H200 one of 100 positions took 3.6 instead of 10.7 µs."""
+
 
 def padded(n: int) -> int:
     """The power of two that is n or more."""
@@ -211,7 +215,7 @@ def turn_and_keep(heads: Tensor, rotary: Tensor, slots: Tensor, positions: Tenso
 def attend_slots(heads: Tensor, slots: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
     """The queries of `heads` [N, H + 2 KV, d] attend to the positions of their slots up to their own -> [N, H * d].
 
-    More rows than slots are prompts: the rows of a slot lie one after the other."""
+    The rows of a slot lie one after the other. More rows than slots are prompts."""
     n, _, d = heads.shape
     n_slots, n_kv, max_len = cache.shape[1:4]
     n_heads = heads.shape[1] - 2 * n_kv
@@ -219,7 +223,7 @@ def attend_slots(heads: Tensor, slots: Tensor, positions: Tensor, cache: Tensor)
     is_narrow = heads.element_size() == 2
     group = padded(n_heads // n_kv)
     numbers = heads, slots, positions, cache, out, cache.stride(0), max_len, d**-0.5
-    if n > n_slots:
+    if n > n_slots and n >= PROMPT_ROWS:
         n_together = max(1, LEAST_ROWS // group, (128 if is_narrow else 32) // group)
         _attend_prompts[(triton.cdiv(n, n_together), n_kv)](
             *numbers, n, n_heads, n_kv, d, n_together, group, 64 if is_narrow else 32
@@ -298,5 +302,6 @@ def run_once(device: torch.device) -> None:
     for dtype in HALVES_AND_WHOLE:
         heads, cache = torch.zeros(2, 18, 64, dtype=dtype, device=device), torch.zeros(2, 3, 2, 8, 64, device=device)
         attend_slots(heads, numbers, numbers, cache.to(dtype))
-        attend_slots(heads.repeat(4, 1, 1), numbers.repeat(4), numbers.repeat(4), cache.to(dtype))
+        of_prompt = numbers[:1].expand(PROMPT_ROWS).contiguous()
+        attend_slots(heads[:1].repeat(PROMPT_ROWS, 1, 1), of_prompt, of_prompt, cache.to(dtype))
     uniforms(numbers, numbers)

@@ -86,7 +86,7 @@ def windows() -> None:
     compare("left context of the next block", after, torch.stack(ends))
 
 
-def language_model(dtype: torch.dtype) -> None:
+def language_model(dtype: torch.dtype, prompt_rows: int) -> None:
     """Prompts of two slots in one batch, then a decode step of both, against each slot by itself. The first prompt goes
     on behind ids that PyTorch has read, over the border of a block of keys."""
     config = LmConfig(n_text_rows=8, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48)
@@ -103,6 +103,7 @@ def language_model(dtype: torch.dtype) -> None:
     ]
     final = torch.rand(64).to(dtype) + 0.5
     tables = {EmbeddingTable.CONTROL: torch.zeros(2, 64, dtype=dtype)}
+    kernels.PROMPT_ROWS = prompt_rows  # whether they are read row by row
     model = LanguageModel(config, tables, layers, final, matrix(10, 64), torch.zeros(10, dtype=dtype))
     ours, theirs = (KvCache(config, 3, 150, dtype) for _ in range(2))
     fused = FusedDecoder(layers, RmsNorm(final, config.norm_eps), kernels)  # type: ignore[arg-type]
@@ -112,11 +113,12 @@ def language_model(dtype: torch.dtype) -> None:
     alone = [model.extend(x, slot, theirs) for slot, x in enumerate(prompts)]
     slots = torch.tensor([0] * 5 + [1] * 3)
     together = fused(torch.cat(prompts), slots, torch.tensor([*range(126, 131), *range(3)]), ours)
-    compare(f"prompts, {dtype}", together, torch.cat(alone))
-    compare(f"keys and values, {dtype}", ours.data, theirs.data)
+    name = f"{prompt_rows} rows, {dtype}"
+    compare(f"prompts, {name}", together, torch.cat(alone))
+    compare(f"keys and values, {name}", ours.data, theirs.data)
     new = torch.randn(2, 64).to(dtype)
     expected = model.decode(new, [1, 0], theirs)
-    compare(f"a decode step, {dtype}", fused(new, torch.tensor([1, 0]), torch.tensor([3, 131]), ours), expected)
+    compare(f"a decode step, {name}", fused(new, torch.tensor([1, 0]), torch.tensor([3, 131]), ours), expected)
 
 
 def turned() -> None:
@@ -240,7 +242,8 @@ if __name__ == "__main__":
         windows()
         turned()
         for dtype in (torch.float32, torch.float16):
-            language_model(dtype)
+            language_model(dtype, 1)
+        language_model(torch.float32, 100)
         flow_stage(100, torch.float32)
         flow_stage(50, torch.float16)
         vocoder(torch.float32, 3)
