@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager, suppress
 
 _DELAYS_MS = (0, 1, 5, 20, 60, 150)
 _HALT_SHARE, _HALT_MS = 0.02, 400
-_CHUNK = 1200
+_CHUNK = 4096
+"""What passes at once. With the delays that is 88 kB in a second, and speech of a call needs 48 kB at most. With less
+room what waits becomes more and more, until the server misses the answer to a ping, as it should."""
 
 
 @asynccontextmanager

@@ -158,6 +158,8 @@ async def _carrier_call(
         if call.end in _MEDIA_ENDS:
             oracle.owes_answers = False
             _MEDIA_ENDS[call.end](media)
+            if media.transport.is_closing():
+                oracle.telephone_left(time.monotonic_ns())
             await _closes(bot, around, 1000)
         else:
             await _end(call, around, bot)

@@ -101,7 +101,8 @@ class Link(Peer):
         elif self.missed_a_ping():
             tally.counts["calls that missed a ping"] += 1
         else:
-            how = f"closed with {self.close_code}" if is_gone else f"not closed within {within_s:.0f} s"
+            why = f" ({self.close_reason})" if self.close_reason else ""
+            how = f"closed with {self.close_code}{why}" if is_gone else f"not closed within {within_s:.0f} s"
             return f"{how}, expected {code or 'an open call'}"
         return ""
 

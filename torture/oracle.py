@@ -53,10 +53,11 @@ _LOG_LINES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A `clear` that the bot sent: when, how much of the turn was heard then, and how much of its text was sent."""
+    """A `clear` that the bot sent: how much of the turn was heard then, how much of its text was sent, and when."""
 
     heard_ns: int
     n_chars: int
+    asked_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ class TurnTrack:
     ended_ns: int = 0
     was_hung_up: bool = False
     """Its telephone has gone, and with that the leg which would have got a clear."""
+    asked_ns: int = 0
+    """When the bot asked for the clear that ended it: the telephone side is told later. 0 if it was told before, by the
+    clear of a pause, or if something else ended the turn."""
     left_ns: int = 0
     """How much of it the telephone side still had to play when it was cleared."""
     n_frames: int = 0
@@ -119,6 +123,8 @@ class TurnTrack:
     """The file in which it is recorded from its first frame on."""
     recorded: list[tuple[str, bytes]] = field(default_factory=list)
     """(letter, frame) of what was sent then."""
+    files: list[tuple[int, int]] = field(default_factory=list)
+    """(frames before it, when the player began it) of each file of it, where the telephone side plays files."""
     audible_ns: list[int] = field(default_factory=list)
     """With a media leg: when its audible frames came."""
 
@@ -193,9 +199,12 @@ class NativeOracle:
         """The file in which the call is recorded now."""
         self._recording_ns = 0
         """When that began."""
-        self.recorded: list[tuple[str, bytes]] = []
-        """(file, samples) of each turn that a recording must hold as it was sent."""
+        self.recorded: list[tuple[str, list[tuple[int, bytes]]]] = []
+        """(recording, parts) of each turn that a recording must hold as it was sent. A part is what was played without
+        a gap: (milliseconds from the begin of the first part, samples)."""
         self._keeps_recorded = keeps_recorded
+        self._is_new_file = False
+        """The next frame is the first one of a file."""
         self.is_ready = False
         self.owes_answers = True
         """False once the telephone side has hung up: what the bot had sent behind that is not answered."""
@@ -216,6 +225,7 @@ class NativeOracle:
         self._n_silent = 0
         """Frames without a letter since the last one that had one."""
         self._hangup_ns: int | None = None
+        self._telephone_left_ns: int | None = None
         self._suspicions: list[tuple[str, str, int, int, int]] = []
         """(check, what, by how much it was beyond the tolerance, from when to when stops excuse it): stops become known
         after what they delayed."""
@@ -316,7 +326,7 @@ class NativeOracle:
         turn.lengths.add(0)
         turn.is_closed = True
         if self._n_interruptions > n_interruptions:
-            turn.interruptions.append(Interruption(0, 0))
+            turn.interruptions.append(Interruption(0, 0, 0))
         return turn
 
     def owed_s(self) -> float:
@@ -336,7 +346,7 @@ class NativeOracle:
             if turn.is_live:
                 heard_ns = self.player.heard_ns(turn.id, now_ns)
                 heard_ns = min(heard_ns, self._pause_asked.get(turn.id, heard_ns))
-                turn.interruptions.append(Interruption(heard_ns, len(turn.source)))
+                turn.interruptions.append(Interruption(heard_ns, len(turn.source), now_ns))
 
     # --------------------------------------------------------------- the server
 
@@ -434,6 +444,8 @@ class NativeOracle:
             self._wrong(v.HEARD, f"{turn.id}: heard_chars {event['heard_chars']} of {event['heard_text']!r}")
         self._tally.counts[f"cleared by {event['reason']}"] += 1
         turn.was_hung_up = event["reason"] == "hangup"
+        if asked is not None and event["reason"] in ("clear", "close") and not self._is_paused:
+            turn.asked_ns = asked.asked_ns
         turn.left_ns = self.player.turn_end_ns(turn.id) - now_ns
         self._over(turn, "cleared", now_ns)
 
@@ -471,7 +483,7 @@ class NativeOracle:
         self._over(turn, "done", now_ns)
 
     def _keep_recorded(self, turn: TurnTrack, event: dict[str, Any], now_ns: int) -> None:
-        """What was sent of a turn without a gap, from its first tone to its last."""
+        """What was sent of a turn without a gap, from its first tone to its last. Between two files there is one."""
         # Between two messages of a text there may be a gap.
         is_whole = not (turn.n_moves or turn.was_paused or turn.is_under_bed or event["underruns"])
         is_whole = is_whole and len(turn.lengths) == 1 and not turn.n_sounds and not self._tones
@@ -480,9 +492,17 @@ class NativeOracle:
         if not (turn.recording and turn.recording == self._recording and is_whole and self._keeps_recorded):
             return
         at = [n for n, (letter, _) in enumerate(turn.recorded) if letter]
-        if at:
-            samples = b"".join(self._reader.pcm(frame) for _, frame in turn.recorded[at[0] : at[-1] + 1])
-            self.recorded.append((turn.recording, samples))
+        if not at:
+            return
+        first, end, begun_ns, parts = at[0], at[-1] + 1, 0, []
+        begins = [(n, at_ns) for n, at_ns in turn.files if n <= first][-1:] or [(first, 0)]
+        begins += [(n, at_ns) for n, at_ns in turn.files if first < n < end]
+        for (n, at_ns), (until, _) in zip(begins, [*begins[1:], (end, 0)], strict=True):
+            n, at_ns = max(n, first), at_ns + max(0, first - n) * self._ptime_ns
+            begun_ns = begun_ns or at_ns
+            samples = b"".join(self._reader.pcm(frame) for _, frame in turn.recorded[n:until])
+            parts.append(((at_ns - begun_ns) // MS, samples))
+        self.recorded.append((turn.recording, parts))
 
     def _recording_changed(self, event: dict[str, Any], now_ns: int) -> None:
         self._checked(v.RECORDINGS)
@@ -602,6 +622,7 @@ class NativeOracle:
         """These frames come next, as one file of one turn: the silence at its beginning is of that turn too."""
         letter = next(filter(None, map(self._reader.letter, frames)), "")
         self._speaking = self._owners.get(letter, self._speaking)
+        self._is_new_file = True
 
     def frame(self, payload: bytes, now_ns: int, came_ns: int | None = None) -> None:
         """A frame of speech came, on whichever leg has the audio. `came_ns`: it came then, and is played now."""
@@ -650,7 +671,10 @@ class NativeOracle:
         if turn.n_frames == 1:
             turn.recording = self._recording
         if turn.recording:
+            if self._is_new_file:
+                turn.files.append((len(turn.recorded), now_ns))
             turn.recorded.append((letter, payload))
+        self._is_new_file = False
         self._check_pace(turn, now_ns)
 
     def _note_sound(self, letter: str, payload: bytes, now_ns: int) -> None:
@@ -871,6 +895,11 @@ class NativeOracle:
             lacking = f"{len(self._pings)} pongs, {self._n_status} statuses and {self._n_invalid} errors"
             self._wrong(v.ANSWERS, f"{lacking} did not come")
 
+    def telephone_left(self, now_ns: int) -> None:
+        """The telephone side has broken its connection: it reads nothing more, whatever the server sends."""
+        self._note(now_ns, ">", "the telephone has left")
+        self._telephone_left_ns = now_ns
+
     # ------------------------------------------------------------- the caller
 
     def caller_speaks(self, begin_ns: int, ms: int) -> None:
@@ -911,14 +940,20 @@ class NativeOracle:
         self._wrong(check, what)
 
     def _check_late_audio(self, now_ns: int) -> None:
-        """The media leg has no `cleared`. Its last `clear` about that time is the border."""
+        """The media leg has no `cleared`. Its last `clear` about that time is the border, if it came after the bot had
+        asked for it: an earlier one is that of a pause or of another turn, behind which speech goes on. If the
+        telephone side has left meanwhile, it may not have read its `clear`."""
         for turn in self.turns.values():
             if turn.end not in ("cleared", "error"):
                 continue
             margin_ns = self._stops.beyond(turn.ended_ns - CROSS_NS, turn.ended_ns + CROSS_NS) - turn.ended_ns
-            near = [at for at in self._media_clears_ns if abs(at - turn.ended_ns) <= margin_ns and not turn.was_hung_up]
+            near = [
+                at for at in self._media_clears_ns
+                if abs(at - turn.ended_ns) <= margin_ns and at >= turn.asked_ns and not turn.was_hung_up
+            ]  # fmt: skip
             border_ns = near[-1] if near else turn.ended_ns + margin_ns
-            has_leg = self._hangup_ns is None or self._hangup_ns > turn.ended_ns + margin_ns
+            left_ns = [at for at in (self._hangup_ns, self._telephone_left_ns) if at is not None]
+            has_leg = not left_ns or min(left_ns) > turn.ended_ns + margin_ns
             if not near and has_leg and not turn.was_hung_up and turn.left_ns > CROSS_NS and not self.is_lossy:
                 left_ms = turn.left_ns / MS
                 self._wrong(v.SILENCE, f"{turn.id} was cleared, and its last {left_ms:.0f} ms were not dropped")

@@ -16,16 +16,19 @@ from torture.violations import Stops, Tally, Violation
 RATE_HZ = 8000
 _HEADER_BYTES = 44
 _FRAME_BYTES = 4
+_FAR_MS = 150
+"""A part may lie so much too early or too late behind the first one: the server reads late when each of them begins."""
 _COMPLETE = ("stopped", "call_ended")
 """No recording of the torture is long enough to end with `max_s` or `max_mb`."""
 
 
 class Recorded(NamedTuple):
-    """Speech that was sent while a call was recorded: 16-bit samples of 8 kHz that the file must hold."""
+    """A turn that was sent while a call was recorded, and that the file must hold. A part was played without a gap:
+    (milliseconds from the begin of the first part, 16-bit samples of 8 kHz)."""
 
     call: int
     file: str
-    samples: bytes
+    parts: list[tuple[int, bytes]]
     log: list[str]
     """What was sent and received in the call, for the case that the file does not hold them."""
 
@@ -55,13 +58,14 @@ def judge_recordings(
             lengths_ms[path.name] = -1
         for each in (path, path.with_suffix(".jsonl")):
             each.unlink(missing_ok=True)
-    for call, name, samples, log in recorded:
+    for call, name, parts, log in recorded:
         tally.n_checked[v.RECORDINGS] += 1
         if name not in right:
             if not may_lack_ends:
                 tally.violations.append(Violation(v.RECORDINGS, f"{name} is not there", call))
-        elif right[name] and _without_markers(samples) not in right[name]:
-            what = f"{name} does not hold a turn of {len(samples) * 1000 // 2 // RATE_HZ} ms as it was sent"
+        elif right[name] and (wrong := _lacks(right[name], parts)):
+            what = f"{name} does not hold a turn of {_ms(sum(len(samples) for _, samples in parts))} ms as it was sent"
+            what += f": {wrong}"
             tally.violations.append(Violation(v.RECORDINGS, what, call))
             tally.logs[call] = log
     for end in tally.recording_ends:
@@ -109,6 +113,52 @@ def _judged(path: Path, *, may_lack_ends: bool) -> tuple[bytes, int]:
     is_whole = last.get("type") == "ended" and last["reason"] in _COMPLETE
     heard = np.frombuffer(content, "<i2")[1::2].tobytes() if is_whole else b""
     return _without_markers(heard), n_samples * 1000 // RATE_HZ
+
+
+def _lacks(heard: bytes, parts: list[tuple[int, bytes]]) -> str:
+    """What is wrong, if the recording does not hold these parts, each without a gap, in their order and about where
+    they were played. Else an empty text. What was said twice may lie in two places."""
+    sent = [(at_ms, _without_markers(samples)) for at_ms, samples in parts]
+    begin, why = -2, ""
+    while (begin := _find(heard, sent[0][1], begin + 2)) >= 0:
+        end, wrong = begin + len(sent[0][1]), ""
+        for n, (at_ms, samples) in enumerate(sent[1:], start=2):
+            at = _find(heard, samples, end)
+            if at < 0:
+                wrong = f"part {n} of {len(parts)} {_where(heard[end:], samples)}"
+                break
+            if abs(_ms(at - begin) - at_ms) > _FAR_MS:
+                wrong = f"part {n} of {len(parts)} lies {_ms(at - begin)} ms behind the first one, played at {at_ms} ms"
+                break
+            end = at + len(samples)
+        if not wrong:
+            return ""
+        why = why or wrong
+    return why or f"part 1 of {len(parts)} {_where(heard, sent[0][1])}"
+
+
+def _where(heard: bytes, samples: bytes) -> str:
+    """Which of these samples are there, of those that are not there without a gap."""
+    least, most = 0, len(samples) // 2
+    while least < most:
+        n = (least + most + 1) // 2
+        least, most = (n, most) if _find(heard, samples[: 2 * n], 0) >= 0 else (least, n - 1)
+    at = _find(heard, samples[: 2 * least], 0) + 2 * least
+    behind = _find(heard, samples[2 * least :], at)
+    rest = "nowhere" if behind < 0 else f"{_ms(behind - at)} ms later"
+    return f"goes on for {_ms(2 * least)} of {_ms(len(samples))} ms, and its rest is {rest}"
+
+
+def _find(heard: bytes, samples: bytes, begin: int) -> int:
+    """Where the first of these 16-bit samples lies. -1 if they are not there."""
+    at = heard.find(samples, begin)
+    while at % 2 and at > 0:
+        at = heard.find(samples, at + 1)
+    return at
+
+
+def _ms(n_bytes: int) -> int:
+    return n_bytes * 1000 // 2 // RATE_HZ
 
 
 def _without_markers(samples: bytes) -> bytes:

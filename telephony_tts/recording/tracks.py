@@ -225,12 +225,11 @@ class HeardTrack(Track):
 
     def moved(self, late_ns: int, now_ns: int) -> None:
         """The peer plays `late_ns` later than we were told: what should have been heard at `now_ns - late_ns` is heard
-        now. Earlier speech was heard at its time."""
+        now. Earlier speech was heard at its time: a peer plays a file without a gap, up to its last frame."""
         due_ns = now_ns - late_ns
         for run in list(self.runs):
             frame_ns = max(1, run.n_frame * _S // run.rate_hz)
-            # The report may be behind the first frame of what is late.
-            n_before = max(0, -((run.base_ns - due_ns) // frame_ns) - 1) * run.n_frame
+            n_before = max(0, -((run.base_ns - due_ns) // frame_ns)) * run.n_frame
             if n_before <= run.taken:
                 run.move(late_ns)
             elif n_before * run.width < run.taken * run.width + run.n_bytes:

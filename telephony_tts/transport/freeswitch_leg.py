@@ -295,7 +295,11 @@ class FreeSwitchLeg(MediaLeg):
 
     def _is_heard(self) -> None:
         """The whole first file was heard."""
-        file = self._files.pop(0)
+        file = self._files[0]
+        self._report_due()  # the report of its end may be read before our timer
+        if not self._files or self._files[0] is not file:
+            return  # the session has interrupted the turn
+        del self._files[0]
         for timer in (self._mark_timer, self._watch):
             if timer is not None:
                 timer.cancel()
@@ -312,14 +316,19 @@ class FreeSwitchLeg(MediaLeg):
         file = self._files[0] if self._files else None
         if file is None or file.begun_ns is None:
             return
-        heard_ns, due = monotonic_ns() - file.begun_ns, []
+        heard_ns = monotonic_ns() - file.begun_ns
+        due: list[tuple[str, int]] = []
         # A mark at the end is reached when the end of the file is reported.
         while file.marks and file.marks[0][0] < len(file.pcm) and self._duration_ns(file.marks[0][0]) <= heard_ns:
-            due.append(file.marks.pop(0)[1])
+            n_bytes, name = file.marks.pop(0)
+            # Our timer may be late, and the file goes on. In whole milliseconds it must not seem later than it was.
+            due.append((name, -((self._duration_ns(n_bytes) - heard_ns) // NS_PER_MS)))
         if file.marks and file.marks[0][0] < len(file.pcm):
             wait_ns = self._duration_ns(file.marks[0][0]) - heard_ns + NS_PER_MS // 2
             self._mark_timer = self._loop.call_later(wait_ns / NS_PER_S, self._report_due)
-        self._report(due)
+        for name, ago_ms in due:
+            if self.call is not None:
+                self.call.receive(m.MediaMark(name, ago_ms=ago_ms))
 
     def _report_soon(self) -> None:
         names, self._soon = list(self._soon), []

@@ -51,9 +51,9 @@ def test_calls_through_each_door_keep_their_promises_and_come_back_under_their_n
 def test_a_recording_with_other_samples_and_one_with_a_wrong_header_are_found() -> None:
     """Each call is recorded from its begin, and says a turn that nothing interrupts."""
     steps = (Step(0, "record", 2), Step(400, "say", 3), Step(0, "say", 2))
-    calls = [
-        replace(call, steps=steps, end="close") for call in of_doors(7, ("twilio", "vonage", "genesys"), late="fixed")
-    ]
+    streams = of_doors(7, ("twilio", "vonage", "genesys"), late="fixed")
+    files = of_doors(8, ("freeswitch", "freeswitch"), late="fixed", format=("pcm", 8000), delay_ms=80)
+    calls = [replace(call, steps=steps, end="close") for call in (*streams, *files)]
     whole = [Round(7, n, "one", tuple(calls), ()) for n in range(2)]
     healthy = tried(whole[:1]).tally
     assert healthy.violations == []

@@ -86,6 +86,50 @@ def test_the_clear_of_a_pause_is_not_that_of_a_hangup(reason: str, found: list[s
     assert call.found(100) == found
 
 
+@pytest.mark.parametrize(("what_comes", "found"), [
+    ("the telephone leaves", []), ("its hangup is told", []), ("it leaves later", [v.SILENCE]),
+    ("nothing", [v.SILENCE]), ("frames", [v.SILENCE]),
+])  # fmt: skip
+def test_the_clear_of_a_pause_is_not_that_of_the_turn(what_comes: str, found: list[str]) -> None:
+    """Pinned: speech that goes on after a pause is cleared at once, and the telephone breaks its connection at the same
+    time, so that it does not read the clear. The clear of the pause was taken for it, and the speech behind that for
+    late. Without such a break its own clear has to come, also just behind that of a pause."""
+    call = Watched()
+    call.says("b1", "d", 0, 3)
+    call.sends(3, {"type": "pause"})
+    call.sends(3, {"type": "resume"})
+    call.oracle.media_clear(round(1005 * MS))
+    paused = {"type": "paused", "turn": "b1", "heard_text": "", "heard_ms": 2, "basis": "marks", "reason": "bot"}
+    call.gets(5, paused)
+    call.gets(5, {"type": "resumed", "turn": "b1", "from_ms": 0})
+    call.hears(6, "d", 8)
+    call.sends(7, {"type": "clear"})
+    if what_comes == "the telephone leaves":
+        call.oracle.telephone_left(round(1007 * MS))
+    elif what_comes == "frames":
+        call.oracle.media_clear(round(1008 * MS))
+        call.hears(9, "d", 1)
+    call.gets(9, cleared("b1", "clear"))
+    if what_comes == "its hangup is told":
+        call.gets(10, {"type": "hangup", "reason": "closed"})
+    elif what_comes == "it leaves later":
+        call.oracle.telephone_left(round(1200 * MS))
+    assert call.found(300) == found
+
+
+@pytest.mark.parametrize(("n_late", "found"), [(0, []), (1, [v.SILENCE])])
+def test_the_clear_of_a_pause_is_that_of_a_turn_that_ends_in_it(n_late: int, found: list[str]) -> None:
+    call = Watched()
+    call.says("b1", "d", 0, 3)
+    call.sends(3, {"type": "pause"})
+    call.oracle.media_clear(round(1005 * MS))
+    call.gets(5, {"type": "paused", "turn": "b1", "heard_text": "", "heard_ms": 2, "basis": "marks", "reason": "bot"})
+    call.sends(6, {"type": "clear"})
+    call.hears(8, "d", n_late)
+    call.gets(9, cleared("b1", "clear"))
+    assert call.found(300) == found
+
+
 @pytest.mark.parametrize("is_file", [True, False])
 def test_silence_at_the_beginning_of_a_file_is_of_the_turn_in_the_file(is_file: bool) -> None:
     """A turn has begun, and the file that comes next is still of the turn before it, behind a break."""
@@ -191,6 +235,22 @@ def test_a_recording_may_have_a_gap_where_the_server_stood_still(until_ms: int, 
     call.stopped(100, until_ms)
     call.gets(700, {"type": "done", "turn": "b1", "audio_ms": 200, "chars": 3, "underruns": 0})
     assert [file for file, _ in call.oracle.recorded] == (["a.wav"] if is_kept else [])
+
+
+def test_a_turn_in_two_files_is_recorded_in_two_parts() -> None:
+    """Each from its begin to the begin of the next one; without the silence at the begin and at the end of the turn."""
+    call = Watched()
+    call.gets(0, {"type": "recording", "state": "started", "file": "a.wav"})
+    call.sends(0, {"type": "say", "turn": "b1", "text": "ddd"}, "d")
+    call.gets(2, {"type": "started", "turn": "b1"})
+    for at_ms, letters in ((10, "-ddd-"), (130, "-dd-")):
+        call.oracle.file([letter.encode() * 160 for letter in letters])
+        for letter in letters:
+            call.hears(at_ms, letter)
+    call.gets(300, {"type": "done", "turn": "b1", "audio_ms": 180, "chars": 3, "underruns": 0})
+    ((file, parts),) = call.oracle.recorded
+    assert file == "a.wav"
+    assert [(at_ms, len(samples) // 2 * 1000 // 8000) for at_ms, samples in parts] == [(0, 80), (100, 60)]
 
 
 @pytest.mark.parametrize(("until_ms", "found"), [(600, []), (300, [v.SILENCE])])

@@ -147,6 +147,39 @@ def test_frames_are_gathered_up_to_the_end_of_their_sentence() -> None:
     play(act)
 
 
+@pytest.mark.parametrize("is_played", [False, True])
+def test_a_mark_whose_timer_is_late_tells_when_it_was_reached(is_played: bool) -> None:
+    """Pinned: our process was busy for some time. The speech behind the mark counted as late, though FreeSWITCH plays
+    on: a recording had a gap inside of a file, and what was heard was wrong by that time. `is_played`: it also reads
+    before its timer that the file is over."""
+
+    async def act() -> None:
+        line = FreeSwitchLine()
+        came: list[tuple[str, int]] = []
+        line.receive = lambda message: (  # type: ignore[method-assign]
+            came.append((message.name, message.ago_ms)) if isinstance(message, m.MediaMark) else None
+        )
+        line.begin()
+        line.frames(1)
+        line.say(m.MediaMark("begun"))
+        line.frames(9)
+        line.say(m.MediaMark("middle"))
+        line.sentence(10, "end")
+        line.hears(esl="playing", file="1")
+        await at(100)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_loop.VirtualLoop)
+        loop.now_s = 0.4273 if is_played else 0.2273
+        if is_played:
+            line.hears(esl="played", file="1")
+        await at(430)
+        expected = [("begun", 1), ("middle", 228), ("end", 0)] if is_played else [("begun", 1), ("middle", 28)]
+        assert came == expected, "rounded up to milliseconds: never later than it was"
+        line.end(1000, "")
+
+    play(act)
+
+
 def test_marks_come_back_with_what_is_heard() -> None:
     async def act() -> None:
         line = FreeSwitchLine()
