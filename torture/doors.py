@@ -59,7 +59,7 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
     except OSError as error:
         around.tally.counts["calls refused"] += 1
         if not (around.may_refuse or around.may_break):
-            what = f"{call.door}: no connection: {str(error)[:120]}"
+            what = f"{call.door}: no connection: {str(error)[:300]}"
             around.tally.violations.append(Violation(v.CLOSE, what, number))
     except Exception as error:
         around.crashes.append(f"call {number}: {error!r}")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from torture.sound_server import BAD, EITHER, PATH
-from torture.violations import Stops
+from torture.violations import CROSS_NS, Stops
 
 MS = 1_000_000
 _BEGINS_NS = 1000 * MS
@@ -94,6 +94,9 @@ class SoundRules:
             self.wrong.append(f"{turn} is done, and nothing was said about {n_unsaid} bad sounds")
         if self._bed_turn == turn and self._bed_ns is not None:
             self.bed_over(now_ns)
+        if end != "done":
+            # Frames of its sounds may be on their way over the other connection, until the media leg's `clear`.
+            self._may_sound_ns = max(self._may_sound_ns, now_ns + CROSS_NS)
 
     def refused(self, turn: str) -> None:
         """Something for a turn was refused, because the server had ended it. That may have been a bad sound."""
