@@ -261,6 +261,7 @@ class PricedRunner:
         self.now_ns = self.busy_ns = 0
         self.model = _Model(prices)
         self.batch_sizes = prices.sizes
+        self.n_pass_rows = prices.sizes.prefill
         self.n_run_ahead = prices.cost.run_ahead
         self.draws_past_blocks = prices.sizes.flow > 1  # as a device, which batches the flow
         self.n_flow_steps = prices.n_euler
