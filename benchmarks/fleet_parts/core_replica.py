@@ -200,6 +200,8 @@ class _Sound:
     n_tokens: int
     n_frames: int
     is_last: bool
+    audio: None = None
+    """All sounds of a step come in one transfer."""
 
     def read(self) -> Any:
         return np.zeros(self.n_tokens * FRAMES_PER_TOKEN * SAMPLES_PER_FRAME, np.int16)
