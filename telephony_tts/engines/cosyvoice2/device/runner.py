@@ -49,7 +49,7 @@ which takes time from the ids."""
 PASS_ROWS = 16
 """Prompts in one run of the language model on an accelerator: a few thousand positions, which keep it busy."""
 PREFILL_ROWS = 4 * PASS_ROWS
-"""Prompts fed in one step on an accelerator, 22 ms of an H200. No other stream is served meanwhile. The host prepares
+"""Prompts fed in one step on an accelerator, 16 ms of an H200. No other stream is served meanwhile. The host prepares
 the next run of a step while the device computes one, and reads the first ids of all at the end."""
 VOCODED_FRAMES = 86
 """Mel frames that are vocoded at once where the flow makes those of a whole piece: a second."""
