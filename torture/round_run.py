@@ -51,7 +51,11 @@ async def run_round(whole: Round, subject: Subject) -> Tally:
     around.asterisk = subject.asterisk
     around.may_fail = bool(kinds & {"kill_engine", "kill_cosyvoice2"})
     around.may_lose_names = "lose_names" in kinds
-    around.may_refuse = bool(kinds & {"use_up_descriptors", "kill_engine"}) or whole.shape == COSYVOICE2
+    around.may_refuse = (
+        bool(kinds & {"use_up_descriptors", "kill_engine"})
+        or whole.shape == COSYVOICE2
+        or nemesis.makes_engine_stale(whole.faults)
+    )
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: around.crashes.append(f"{context.get('message')}: {context.get('exception')!r}")
     )

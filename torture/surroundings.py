@@ -51,7 +51,7 @@ class Surroundings:
     may_lose_names: bool = False
     """An engine that is found by its name may not be found, so that its turns end with an error."""
     may_refuse: bool = False
-    """The server may have no room for a new connection."""
+    """The server may have no room for a new connection, or no engine that responds."""
     may_break: bool = False
     """A process that holds calls was killed, so that connections break."""
     front_starts_until_ns: int = 0

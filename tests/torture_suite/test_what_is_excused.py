@@ -10,8 +10,10 @@ import pytest
 
 from telephony_tts.audio.g711 import encode_ulaw
 from telephony_tts.engines.fake import render
+from torture import nemesis
 from torture import violations as v
 from torture.dialects import DIALECTS
+from torture.histories import Fault, make_round
 from torture.letters import MS_PER_LETTER, FrameReader
 from torture.oracle import NativeOracle
 from torture.player import Player
@@ -450,3 +452,12 @@ def test_a_bad_sound_for_a_turn_that_the_server_has_ended_is_refused_and_not_loo
         call.gets(21, {"type": "error", "code": "turn_closed", "about": "b1", "message": "", "fatal": False})
     call.gets(500, {"type": "done", "turn": "b1", "chars": 3, "audio_ms": 200, "underruns": 0})
     assert (v.SOUNDS in call.found(600)) is not is_refused
+
+
+def test_calls_may_be_refused_only_if_an_engine_stands_still_for_a_second() -> None:
+    assert nemesis.makes_engine_stale(make_round(75, 2, n_calls=90).faults)
+    assert nemesis.makes_engine_stale((Fault(1000, "stop_engine", 700), Fault(1750, "stop_engine", 300)))
+    assert not nemesis.makes_engine_stale((Fault(1000, "stop_engine", 700),))
+    assert not nemesis.makes_engine_stale((Fault(1000, "stop_engine", 400), Fault(1300, "stop_engine", 300)))
+    assert not nemesis.makes_engine_stale((Fault(1000, "stop_engine", 700), Fault(2500, "stop_engine", 700)))
+    assert not nemesis.makes_engine_stale((Fault(1000, "stop_server", 700), Fault(1700, "stop_server", 700)))
