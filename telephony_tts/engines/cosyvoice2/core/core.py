@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -135,6 +135,13 @@ class Core:
                     job.is_over = True
                     self.counters.add("cancelled")
             self._idle.call()
+
+    def receive_all(self, orders: Iterable[Order]) -> None:
+        """From any thread. No lane decides before all of them are received, so that turns that begin together share
+        their batches."""
+        with self._lock:
+            for order in orders:
+                self.receive(order)
 
     def _submit(self, order: SubmitUtterance) -> None:
         # The stream cuts and tokenises its text later, with the lock held. That takes a small part of a step:
@@ -389,11 +396,14 @@ class Core:
         for job, sound in sounds:
             transfers.setdefault(id(sound.audio), []).append((job, sound))
         *early, last = transfers.values() or [[]]
+        unread = {job for job, _ in sounds}
         for transfer in early:
             audio = self._read(transfer)
             now_ns = self._now_ns()
+            unread.difference_update(job for job, _ in transfer)
             with self._lock:
                 self._take_audio(audio, now_ns)
+                self._give_out_first(now_ns, unread)
         audio = self._read(last)
         now_ns = self._now_ns()
         with self._lock:
@@ -411,8 +421,7 @@ class Core:
                     except Exception as error:
                         job.fail(error)
             self._take_audio(audio, now_ns)
-            if any(job.first_audio and not job.is_over for job in self._jobs.values()):
-                self._give_out_first(now_ns)
+            self._give_out_first(now_ns)
             self.counters.add("steps")
             self._idle.call()
 
@@ -439,10 +448,13 @@ class Core:
             if job.stream.earlier is None:
                 job.earlier_track = None
 
-    def _give_out_first(self, now_ns: int) -> None:
-        """Give out first audio that was held back and lasts long enough now."""
+    def _give_out_first(self, now_ns: int, unread: Collection[Job] = ()) -> None:
+        """Give out first audio that was held back and lasts long enough now. `unread`: jobs whose next audio is made
+        and on its way."""
+        if not any(job.first_audio and not job.is_over for job in self._jobs.values()):
+            return
         per = self.ahead, self.runner.n_flow_steps
-        works = {job: job.pending_work(*per) for job in self._jobs.values() if not job.is_over}
+        works = {job: job.pending_work(*per, job in unread) for job in self._jobs.values() if not job.is_over}
         costs = self.counters.costs
         if self._idle.can_help and len(works) == 1:
             costs = self.counters.alone_prices(next(iter(works)).is_drawing)

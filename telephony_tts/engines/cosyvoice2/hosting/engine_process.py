@@ -1,7 +1,8 @@
 """The program of the engine's own process. Its parent is `process_host`.
 
-It reads orders from an inherited socket and writes events to it, each a length and a pickle. Both ends run from the
-same files. It ends when the socket is closed, also while it loads. So it outlives its parent by one heartbeat at most.
+It reads orders from an inherited socket and writes events to it. What is sent at one time is a length and a pickled
+list. Both ends run from the same files. The process ends when the socket is closed, also while it loads. So it outlives
+its parent by one heartbeat at most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import signal
 import socket
 import sys
 import threading
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
@@ -48,17 +50,16 @@ class _Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._file = connection.makefile("rb")
-        self._out: SimpleQueue[Message | bytes | None] = SimpleQueue()
+        self._out: SimpleQueue[Message | None] = SimpleQueue()
         # A lane sends with the core's lock held, so a slow parent must not block it.
         self._writer = threading.Thread(target=self._write, name="cosyvoice2-send", daemon=True)
         self._writer.start()
 
-    def send(self, message: Message | bytes) -> None:
-        """`message`: one that can be pickled for sure, or what `packed` made of it."""
+    def send(self, message: Message) -> None:
         self._out.put(message)
 
     def receive(self) -> Any:
-        """The next message; None when the parent has closed the socket."""
+        """The settings, then a list of orders; None when the parent has closed the socket."""
         try:
             header = self._file.read(HEADER.size)
             n = HEADER.unpack(header)[0] if len(header) == HEADER.size else 0
@@ -73,9 +74,15 @@ class _Channel:
         self._writer.join()
 
     def _write(self) -> None:
+        waiting: list[Message | None] = []
         try:
-            while (message := self._out.get()) is not None:
-                self._connection.sendall(message if isinstance(message, bytes) else packed(message))
+            while None not in waiting:
+                # All that waits goes at once: a step of 64 calls makes hundreds of chunks.
+                waiting = [self._out.get()]
+                with suppress(Empty):
+                    while True:
+                        waiting.append(self._out.get_nowait())
+                self._connection.sendall(packed([message for message in waiting if message is not None]))
         except OSError:
             os._exit(0)  # the parent is gone, and a loading process does not read the socket
 
@@ -91,15 +98,15 @@ class _ParentLogHandler(logging.handlers.QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
-            data = packed(LogMessage(record))
+            data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception:  # a library may log any object
             fields = vars(record)
             for name, value in fields.items():
                 if isinstance(value, dict):
                     value = {key: _sendable(item) for key, item in value.items()}
                 fields[name] = _sendable(value)
-            data = packed(LogMessage(record))
-        self._channel.send(data)
+            data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
+        self._channel.send(LogMessage(data))
 
 
 def _sendable(value: object) -> object:
@@ -151,11 +158,11 @@ def main(fd: int) -> None:
     channel.send(EngineReady(described(core.voices.features), choice))
     watch = engine.voices
     threading.Thread(target=watch.serve, args=(channel.send,), name="cosyvoice2-voices", daemon=True).start()
-    while (order := channel.receive()) is not None:
-        if isinstance(order, ReadVoices):
-            watch.look_now(order.number)
-        else:
-            core.receive(order)
+    while (orders := channel.receive()) is not None:
+        for order in orders:
+            if isinstance(order, ReadVoices):
+                watch.look_now(order.number)
+        core.receive_all([order for order in orders if not isinstance(order, ReadVoices)])
     core.close()
     # The parent waits for this process. What the lanes still compute is not needed.
     os._exit(0)

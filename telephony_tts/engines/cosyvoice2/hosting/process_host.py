@@ -92,16 +92,29 @@ class _EngineProcess:
             raise
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._orders: list[Order | ReadVoices] = []
+        """To be sent when the event loop has run the tasks that are ready now."""
         self._first = packed((settings, logging.getLogger().getEffectiveLevel()))
 
     async def connect(self) -> asyncio.StreamReader:
+        self._loop = asyncio.get_running_loop()
         reader, self._writer = await asyncio.open_connection(sock=self._socket)
         self._writer.write(self._first)
         return reader
 
     def send(self, order: Order | ReadVoices) -> None:
+        """Orders of one moment go in one message: an engine that gets the first of many turns alone begins with it."""
+        if self._loop is None:
+            return
+        if not self._orders:
+            self._loop.call_soon(self._send_all)
+        self._orders.append(order)
+
+    def _send_all(self) -> None:
+        orders, self._orders = self._orders, []
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(packed(order))
+            self._writer.write(packed(orders))
 
     async def end(self) -> str:
         """Close the socket, which ends the process, or kill it. Returns how it ended."""
@@ -341,13 +354,14 @@ class ProcessHost:
             # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with a message.
             async with asyncio.timeout(None) as limit:
                 self._check_later(judge, limit)
-                while (message := await _read(reader)) is not None:
+                while (messages := await _read(reader)) is not None:
                     judge.note_message(self._now_ns())
                     if self._state is _HostState.STALLED:
                         self._state = _HostState.READY
                         self._notify_waiting()
                         log.info("the speech engine's process responds again; nothing was lost")
-                    self._handle(message, first, begun_s)
+                    for message in messages:
+                        self._handle(message, first, begun_s)
         except TimeoutError:
             raise _ProcessHung(f"it sent nothing for {self._silence_s:g} s") from None
         finally:
@@ -382,7 +396,8 @@ class ProcessHost:
                 if message.step_s > self._timeouts.step_s:
                     raise _ProcessHung(f"a step has taken {message.step_s:.0f} s")
             case LogMessage():
-                logging.getLogger(message.record.name).handle(message.record)
+                record: logging.LogRecord = pickle.loads(message.record)
+                logging.getLogger(record.name).handle(record)
 
     def _check_later(self, judge: StallJudge, limit: asyncio.Timeout) -> None:
         self._next_check = self._loop.call_later(CHECK_INTERVAL_NS / NS_PER_S, self._check, judge, limit)
@@ -468,11 +483,11 @@ async def _to_completion(work: Coroutine[None, None, str]) -> str:
     return task.result()
 
 
-async def _read(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None when the process has closed the socket."""
+async def _read(reader: asyncio.StreamReader) -> list[Message] | None:
+    """The next messages; None when the process has closed the socket."""
     try:
         (n,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        message: Message = pickle.loads(await reader.readexactly(n))
+        messages: list[Message] = pickle.loads(await reader.readexactly(n))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return message
+    return messages

@@ -1,8 +1,8 @@
-"""Messages between the engine's process and its parent, beside orders. On the socket each is a length and a pickle."""
+"""Messages between the engine's process and its parent, beside orders. On the socket, what is sent at one time is a
+length and a pickled list."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 import struct
 from collections.abc import Mapping
@@ -65,15 +65,15 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """A log record for the parent's handlers."""
+    """A log record for the parent's handlers, pickled by itself: it may hold what cannot be pickled."""
 
-    record: logging.LogRecord
+    record: bytes
 
 
 Message = EngineReady | VoicesRead | LoadFailed | UtteranceEvent | Heartbeat | LogMessage
 
 
 def packed(message: object) -> bytes:
-    """The bytes of a message on the socket."""
+    """The bytes on the socket of what is sent at one time."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(data)) + data

@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,30 @@ def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], 
                 np.testing.assert_array_equal(pcm(threaded.heard[key]), expected)
             assert n_empty(rig.model.cache) == threaded.core.slots.n_free == N_SLOTS
             assert threaded.core.oldest_step_ns() is None or threaded.core._jobs == {}
+
+
+def test_turns_that_begin_together_share_their_first_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is idle would feed the first prompt by itself, and the others would wait for it."""
+    submit = Core._submit
+
+    def slowly(core: Core, order: SubmitUtterance) -> None:
+        submit(core, order)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Core, "_submit", slowly)
+    threaded = ThreadedCore(rig)
+    threaded.core.runner = runner = Watched(rig, TOGETHER)
+    threaded.core._batches._runner, threaded.core._idle = runner, runner.idle_lanes
+    keys = [*range(N_SLOTS)]
+    for name in dict.fromkeys(VOICES):
+        threaded.core.voices.get(name)
+    for build in threaded.core.voices.builds:
+        threaded.core.voices.finish(build, rig.kept_prompt(build.name))
+    with threaded.served(1):
+        threaded.heard.update((key, []) for key in keys)
+        threaded.core.receive_all([SubmitUtterance(key, "preset", Request("Yes.", 1)) for key in keys])
+        threaded.wait(keys)
+    assert next(slots for name, slots in runner.calls if name == "prefill") == tuple(range(N_SLOTS))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from few_steps import FEW_EULER
-from speaking import SENTENCE, Rig, Stepped
+from speaking import N_SLOTS, SENTENCE, TOGETHER, Rig, Stepped, Watched
 
 from telephony_tts.clock import NS_PER_MS
+from telephony_tts.engines.api import Chunk, Pcm
+from telephony_tts.engines.cosyvoice2.core.orders import Event
 from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, OwedWork, PendingWork, Stage
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock
+from telephony_tts.engines.cosyvoice2.device import runner
+from telephony_tts.engines.cosyvoice2.device.runner import Sound
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
@@ -246,3 +250,45 @@ def test_audio_too_short_to_be_heard_does_not_stop_the_ids(
     key = it.say(Request(f"{SENTENCE} {SENTENCE}", seed=5, speed=speed))
     it.run()
     assert it.ended[key].error is None and it.heard[key]
+
+
+def test_first_audio_of_many_calls_is_given_out_as_it_comes_from_the_device(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in several transfers, and the first callers waited for the last one: 10 ms of an H200 for 64."""
+    monkeypatch.setattr(runner, "MOST_ROWS", 1)  # a transfer for each
+    it = Stepped(rig, runner=Watched(rig, TOGETHER)).have_voices("prompted")
+    it.core.counters.costs = FixedPrices()
+    order: list[tuple[str, int]] = []
+    read, tell = Sound.read, it.core.tell
+
+    def reads(sound: Sound) -> Pcm | None:
+        order.append(("read", len([what for what, _ in order if what == "read"])))
+        return read(sound)
+
+    def tells(key: int, event: Event) -> None:
+        if isinstance(event, Chunk):
+            order.append(("heard", key))
+        tell(key, event)
+
+    monkeypatch.setattr(Sound, "read", reads)
+    it.core.tell = tells
+    for _ in range(N_SLOTS):
+        it.say(Request(SENTENCE, seed=5))
+    while len(dict.fromkeys(key for what, key in order if what == "heard")) < N_SLOTS:
+        assert it.core.step()
+    expected = [each for key in range(N_SLOTS) for each in (("read", key), ("heard", key))]
+    assert list(dict.fromkeys(order)) == expected
+
+
+def test_a_call_whose_audio_is_on_its_way_will_soon_need_more(stepped: Callable[..., Stepped]) -> None:
+    """Another one's first audio is held back because of it, as if it were heard already."""
+    it = stepped()
+    key = it.say(Request(LONG))
+    job = it.core._jobs[key]
+    while job.stream.voicing is None or not job.stream.voicing.n_mel_parts:
+        assert it.core.step()
+    per = it.core.ahead, FEW_EULER
+    assert job.is_new and job.pending_work(*per) is None
+    on_its_way = job.pending_work(*per, True)
+    assert on_its_way is not None and on_its_way.n_batches[Stage.FLOW] == FEW_EULER

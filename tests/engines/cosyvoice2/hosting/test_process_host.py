@@ -6,12 +6,15 @@ import asyncio
 import errno
 import logging
 import os
+import pickle
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +24,12 @@ from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.core.orders import CancelOrder, SubmitUtterance
 from telephony_tts.engines.cosyvoice2.hosting import process_host
+from telephony_tts.engines.cosyvoice2.hosting.process_messages import HEADER
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.settings import Settings, Timeouts
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
@@ -181,8 +187,11 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
 
             async def slow_step(reader: asyncio.StreamReader) -> Any:
-                message = await read(reader)
-                return replace(message, step_s=99.0) if isinstance(message, process_host.Heartbeat) else message
+                messages = await read(reader)
+                return messages and [
+                    replace(message, step_s=99.0) if isinstance(message, process_host.Heartbeat) else message
+                    for message in messages
+                ]
 
             patch.setattr(process_host, "_read", slow_step)
             with pytest.raises(EngineError, match="started again"):
@@ -399,3 +408,30 @@ def test_idle_threads_of_openmp_sleep_unless_the_operator_says_otherwise(
     process._socket.close()
     (environment,) = environments
     assert environment["OMP_WAIT_POLICY"] == wait and environment["OMP_NUM_THREADS"] == str(n_threads or 1)
+
+
+def test_orders_of_one_moment_go_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the engine begins with the first of many turns while the others are on their way."""
+    theirs: list[socket.socket] = []
+
+    def starts(*_: object, pass_fds: list[int], **__: object) -> SimpleNamespace:
+        theirs.append(socket.socket(fileno=os.dup(pass_fds[0])))
+        return SimpleNamespace(poll=lambda: 0, wait=lambda: 0)
+
+    monkeypatch.setattr(process_host.subprocess, "Popen", starts)
+
+    async def use() -> None:
+        process = process_host._EngineProcess(Settings(Path("nowhere")))
+        await process.connect()
+        reader, writer = await asyncio.open_connection(sock=theirs[0])
+        orders = [SubmitUtterance(key, "anna", Request("Yes.")) for key in range(3)]
+        for order in orders:
+            process.send(order)
+        await asyncio.sleep(0)
+        process.send(CancelOrder(0))
+        read = [pickle.loads(await reader.readexactly(*HEADER.unpack(await reader.readexactly(4)))) for _ in range(3)]
+        assert read[1:] == [orders, [CancelOrder(0)]]
+        await process.end()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(use(), WAIT_S))

@@ -11,8 +11,15 @@ from contextlib import closing
 
 import pytest
 
+from telephony_tts.engines.cosyvoice2.core.orders import UtteranceBegan
 from telephony_tts.engines.cosyvoice2.hosting.engine_process import _Channel, _ParentLogHandler
-from telephony_tts.engines.cosyvoice2.hosting.process_messages import HEADER, Heartbeat, LogMessage, Message
+from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
+    HEADER,
+    Heartbeat,
+    LogMessage,
+    Message,
+    UtteranceEvent,
+)
 
 WAIT_S = 10.0
 BEAT = Heartbeat(0.0, {}, 0.0)
@@ -30,10 +37,20 @@ def ends() -> Iterator[tuple[_Channel, socket.socket]]:
             channel.flush()
 
 
-def received(parents: socket.socket) -> Message:
-    (n,) = HEADER.unpack(parents.recv(HEADER.size, socket.MSG_WAITALL))
-    message: Message = pickle.loads(parents.recv(n, socket.MSG_WAITALL))
-    return message
+def received(parents: socket.socket, n: int) -> list[Message]:
+    """The next `n` messages. What waits is sent at one time."""
+    messages: list[Message] = []
+    while len(messages) < n:
+        (n_bytes,) = HEADER.unpack(_read(parents, HEADER.size))
+        messages += pickle.loads(_read(parents, n_bytes))
+    return messages
+
+
+def _read(parents: socket.socket, n: int) -> bytes:
+    data = b""
+    while len(data) < n:
+        data += parents.recv(n - len(data))
+    return data
 
 
 def test_a_record_that_cannot_be_pickled_loses_only_what_cannot(ends: tuple[_Channel, socket.socket]) -> None:
@@ -48,10 +65,24 @@ def test_a_record_that_cannot_be_pickled_loses_only_what_cannot(ends: tuple[_Cha
     finally:
         logger.removeHandler(handler)
     channel.send(BEAT)
-    told = received(parents)
+    told, beat = received(parents, 2)
     assert isinstance(told, LogMessage)
-    record = told.record
+    record = pickle.loads(told.record)
     assert (record.name, record.levelno, record.getMessage()) == ("a.library", logging.WARNING, "slow disk")
     found = vars(record)
     assert (found["ms"], found["lock"]) == (7, "<lock>") and found["fields"] == {"turn": "t1", "held": "<lock>"}
-    assert received(parents) == BEAT
+    assert beat == BEAT
+
+
+def test_messages_that_wait_are_sent_at_one_time_and_in_their_order(ends: tuple[_Channel, socket.socket]) -> None:
+    """A step of many calls has hundreds of chunks. One by one they took their listeners 10 ms."""
+    channel, parents = ends
+    events = [UtteranceEvent(key, UtteranceBegan(1)) for key in range(20_000)]
+    for event in events:
+        channel.send(event)  # more than the socket holds, so the rest waits
+    n_sent, messages = 0, []
+    while len(messages) < len(events):
+        messages += received(parents, 1)
+        n_sent += 1
+    assert messages == events
+    assert n_sent < len(events) / 10

@@ -87,7 +87,7 @@ class Staged:
         return "exit status 1"
 
     def says(self, message: Message) -> None:
-        self.reader.feed_data(packed(message))
+        self.reader.feed_data(packed([message]))
 
     def dies(self) -> None:
         self.reader.feed_eof()

@@ -1,0 +1,112 @@
+"""What the host adds to first audio on a GPU: the engine's real service and process, with a device that only waits.
+
+Callers begin at once, again when they have heard their turn. The device takes for each batch what an H200 takes
+(`harness/waiting_device.py`), so this needs no GPU. First audio beyond the sum of the batches is the host's work: the
+two processes, the schedule, and what they send each other. What the real runner does for a batch on the host, such as
+filling a graph's inputs, is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpu.loads import utterances
+from harness import report
+from harness.waiting_device import H200, N_SLOTS
+
+from telephony_tts import app, config, event_loop
+from telephony_tts.bench import runs, subject
+from telephony_tts.bench.load import Callers, Load
+from telephony_tts.engines.api import Engine
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
+from telephony_tts.engines.cosyvoice2.hosting import process_host
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import MOST_ROWS
+
+_EXAMPLES = """examples:
+  python benchmarks/host_work.py                      1, 8, 32 and 64 callers
+  python benchmarks/host_work.py --callers 64,64,64
+"""
+_SECONDS, _PROMPT_S = 4.0, 3.5
+_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from harness.waiting_device import main; main()"
+_N_DECODED = 2
+"""Batches of ids before the first audio."""
+
+
+def main() -> None:
+    flags = report.parser("host_work", __doc__.splitlines()[0], _EXAMPLES)
+    flags.add_argument("--callers", default="1,8,32,64", help="numbers of callers, by comma (default %(default)s)")
+    flags.add_argument("--turns", type=int, default=2, help="of each caller (default %(default)s)")
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.callers, chosen.turns = "2", 1
+    process_host._CHILD = _CHILD
+    with (
+        event_loop.quick_turns(),
+        tempfile.TemporaryDirectory() as folder,
+        subject.random_model("tiny", _PROMPT_S, Path(folder)) as directory,
+    ):
+        results = asyncio.run(_measured(chosen, directory))
+    report.table(
+        "first audio, ms",
+        ("callers", "batches", "p50", "p95", "host, p50", "host, p95"),
+        [tuple(row.values())[:6] for row in results],
+    )
+    report.save(chosen, results)
+
+
+async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
+    settings = config.load(
+        None,
+        {
+            "engines.default": "cosyvoice2",
+            "engines.cosyvoice2.model": str(directory),
+            "engines.cosyvoice2.device": "cpu",
+            "engines.cosyvoice2.workers": 1,
+            "engines.cosyvoice2.threads": 1,
+            "engines.cosyvoice2.dtype": "float32",
+            "engines.cosyvoice2.slots": N_SLOTS,
+        },
+    )
+    runs.TOLD_WITHIN_S = 0.0
+    engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
+    await engine.start()
+    try:
+        await Callers(engine, utterances(_SECONDS), Load(1, 1, _SECONDS).warm_up()).run()
+        return [await _row(engine, int(word), chosen.turns) for word in chosen.callers.split(",")]
+    finally:
+        await engine.close()
+
+
+async def _row(engine: Engine, n: int, n_turns: int) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    load = Load(n, n_turns, subject.random_seconds(_SECONDS))
+    await runs.run(engine, utterances(_SECONDS), load, "cpu", rows, lambda _: None)
+    batches, p50, p95 = batches_ms(n), rows[0]["first_audio_ms_p50"], rows[0]["first_audio_ms_p95"]
+    found = {"callers": n, "batches_ms": round(batches, 1), "first_audio_ms_p50": p50, "first_audio_ms_p95": p95}
+    found |= {"host_ms_p50": round(p50 - batches, 1), "host_ms_p95": round(p95 - batches, 1)}
+    return {**found, "turns": rows[0]["turns"], "failed": rows[0]["failed"]}
+
+
+def batches_ms(n: int) -> float:
+    """The batches until the first audio of all if `n` callers begin at once."""
+    passes = [min(PASS_ROWS, n - done) for done in range(0, n, PASS_ROWS)]
+    vocoded = [min(MOST_ROWS, n - done) for done in range(0, n, MOST_ROWS)]
+    batches = itertools.chain(
+        ((Stage.PREFILL, rows) for rows in passes),
+        [(Stage.DECODE, n)] * _N_DECODED,
+        [(Stage.FLOW, n)] * 10,
+        ((Stage.VOCODE, rows) for rows in vocoded),
+    )
+    return sum(H200.of(stage, rows) for stage, rows in batches) / 1e6
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()
