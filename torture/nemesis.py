@@ -148,8 +148,10 @@ async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
             return
         group.take(pid)
         group.limit(_SQUEEZED_BYTES)
+        around.has_memory = False
         await asyncio.sleep(ms / 1000)
         around.tally.counts["waits for memory"] += group.n_waits()
+    around.has_memory = True
     _note_stop(begin_ns, around)
 
 

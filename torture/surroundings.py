@@ -54,6 +54,9 @@ class Surroundings:
     """The server may have no room for a new connection, or no engine that responds."""
     may_break: bool = False
     """A process that holds calls was killed, so that connections break."""
+    has_memory: bool = True
+    """Whether the server gets memory. While it gets none, it may close a new connection at once, because the system
+    could not watch it."""
     front_starts_until_ns: int = 0
     """A front that was killed may still be starting until then."""
     recorded: list[Recorded] = field(default_factory=list)
@@ -65,6 +68,11 @@ class Surroundings:
     begin_ns: int = field(default_factory=time.monotonic_ns)
     call_stops: Stops = field(init=False)
     """The same, and when a client read nothing. That excuses no neighbour."""
+
+    def may_reject(self, error: OSError) -> bool:
+        """Whether a new connection may fail like this."""
+        is_full = not self.has_memory and isinstance(error, ConnectionResetError)
+        return self.may_refuse or self.may_break or is_full
 
     def __post_init__(self) -> None:
         self.call_stops = Stops(self.stops)

@@ -18,6 +18,7 @@ from torture.letters import MS_PER_LETTER, FrameReader
 from torture.oracle import NativeOracle
 from torture.player import Player
 from torture.recordings import judge_recordings
+from torture.surroundings import Surroundings
 from torture.vendor_oracle import VendorOracle
 from torture.violations import RecordingEnd, Stops, Tally
 
@@ -452,6 +453,15 @@ def test_a_bad_sound_for_a_turn_that_the_server_has_ended_is_refused_and_not_loo
         call.gets(21, {"type": "error", "code": "turn_closed", "about": "b1", "message": "", "fatal": False})
     call.gets(500, {"type": "done", "turn": "b1", "chars": 3, "audio_ms": 200, "underruns": 0})
     assert (v.SOUNDS in call.found(600)) is not is_refused
+
+
+def test_a_connection_may_be_reset_only_while_the_server_gets_no_memory() -> None:
+    around = Surroundings(0, Tally(), Stops())
+    assert not around.may_reject(ConnectionResetError(104, "Connection reset by peer"))
+    around.has_memory = False
+    assert around.may_reject(ConnectionResetError(104, "Connection reset by peer"))
+    assert not around.may_reject(ConnectionRefusedError(111, "Connection refused"))
+    assert not around.may_reject(TimeoutError("no answer within 5 s"))
 
 
 def test_calls_may_be_refused_only_if_an_engine_stands_still_for_a_second() -> None:
