@@ -1,8 +1,9 @@
 """A fleet on paper: how many engine replicas a morning rush needs, and what losses, slow starts and a canary cost.
 
 A simulation. Fronts have the server's own admission and failover times, replicas plan with the engine's own scheduler.
-What a batch costs is an input: measured by `telephony-tts bench engine --json FILE` (--engine FILE), or assumed, and
-then the output says so. The quick model of a replica is compared with the engine's real core in the same run.
+What a batch costs is an input: measured by `telephony-tts bench engine --json FILE` (--engine FILE) or, for an H200, by
+`make gpu-check`; or assumed, and then the output says so. The quick model of a replica is compared with the engine's
+real core in the same run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 from fleet_parts import calibration, picture, price_check, sizing
 from fleet_parts.callers import Habits, Rush, calls
 from fleet_parts.figures import Prices, Targets, figures
-from fleet_parts.prices import ASSUMED, EnginePrices, from_bench_engine
+from fleet_parts.prices import PRICES_OF, EnginePrices, from_bench_engine
 from fleet_parts.simulation import Canary, Fleet, FleetSettings, Loss, Scaling
 from harness import report
 
 _EXAMPLES = """examples:
-  python benchmarks/fleet.py                                        10,000 calls on replicas with assumed prices
+  python benchmarks/fleet.py                                        10,000 calls on replicas with an H200 each
   python benchmarks/fleet.py --engine callers.json --calls 500      with the measured prices of bench engine
   python benchmarks/fleet.py --parts size --p99-ms 300              only the number of replicas, for a stricter target
   python benchmarks/fleet.py --start-s 30,600 --parts scaling       replicas that need 30 s and 10 minutes to start
@@ -42,8 +43,8 @@ def main() -> None:
     flags = report.parser("fleet", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument(
         "--engine",
-        default="h200-assumed",
-        help="assumed prices: " + ", ".join(ASSUMED) + "; or a JSON file of bench engine (default %(default)s)",
+        default="h200",
+        help="the prices: " + ", ".join(PRICES_OF) + "; or a JSON file of bench engine (default %(default)s)",
     )
     flags.add_argument("--parts", default=",".join(PARTS), help="separated by commas (default %(default)s)")
     flags.add_argument("--calls", type=int, default=10_000, help="of the rush (default %(default)s)")
@@ -112,11 +113,11 @@ def main() -> None:
 
 def _prices(word: str) -> tuple[EnginePrices, dict[str, Any] | None]:
     """Assumed prices by name, or those of a file with its content. Raises OSError or ValueError."""
-    if word in ASSUMED:
-        return ASSUMED[word], None
+    if word in PRICES_OF:
+        return PRICES_OF[word], None
     path = Path(word)
     if not path.is_file():
-        raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {', '.join(ASSUMED)}")
+        raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {', '.join(PRICES_OF)}")
     document = json.loads(path.read_text(encoding="utf-8"))
     return from_bench_engine(document, path.name), document
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpu.loads import utterances
 from harness import report
-from harness.waiting_device import H200, N_SLOTS
+from harness.waiting_device import COST, PRICES
 
 from telephony_tts import app, config, event_loop
 from telephony_tts.bench import runs, subject
@@ -78,7 +78,7 @@ async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[st
             "engines.cosyvoice2.workers": 1,
             "engines.cosyvoice2.threads": 1,
             "engines.cosyvoice2.dtype": "float32",
-            "engines.cosyvoice2.slots": N_SLOTS,
+            "engines.cosyvoice2.slots": PRICES.n_slots,
         },
     )
     runs.TOLD_WITHIN_S = 0.0
@@ -112,7 +112,7 @@ def batches_ms(n: int) -> float:
         [(Stage.FLOW, n)] * 10,
         ((Stage.VOCODE, rows) for rows in vocoded),
     )
-    return sum(H200.of(stage, rows) for stage, rows in batches) / 1e6
+    return sum(COST.of(stage, rows) for stage, rows in batches) / 1e6
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.cost import Cost, HelpingLanes
+from harness.cost import H200, H200_PREFILL_ROWS, Cost, HelpingLanes
 from harness.simulated import LISTEN_NS, Planner, Simulation
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
-  python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  a machine that computes many rows at once
+  python benchmarks/schedule.py --cost h200 --callers 8,32,64  a machine that computes many rows at once
   python benchmarks/schedule.py --price decode=12,5 --hops 25        dearer decoding, only short blocks
   python benchmarks/schedule.py --cost tiny --callers 8 --cancelling 1   with a caller that cancels every 100 ms
   python benchmarks/schedule.py --cost zen5 --without batching           without waiting to decode in larger batches
@@ -48,7 +48,7 @@ class PricedMachine:
     def widths(self, n_slots: int, steps: str) -> BatchSizes:
         if not self.has_wide_batches:
             return BatchSizes(decode=min(4, n_slots))
-        return BatchSizes(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
+        return BatchSizes(min(H200_PREFILL_ROWS, n_slots), n_slots, n_slots, n_slots, all_stages=steps == "all")
 
 
 MACHINES = {
@@ -56,11 +56,11 @@ MACHINES = {
     "zen5": PricedMachine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
     "zen4": PricedMachine(Cost((347, 0), (13.5, 3), (0, 75.5), (35, 160)), 2, False, HelpingLanes()),
     "tiny": PricedMachine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
-    "h200-guess": PricedMachine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
+    "h200": PricedMachine(H200, 1, True),
 }
 """`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`: about two Zen
 5 cores with the full size; `zen4`: two Zen 4 cores in int8, whose lanes help each other; `tiny`: one core of
-a Zen 5 with the tiny random checkpoint (docs/experiments.md)."""
+a Zen 5 with the tiny random checkpoint (docs/experiments.md); `h200`: as measured, see `harness/cost.py`."""
 UNPACED_NS = 3600 * NS_PER_S
 _RULES = ("delay", "batching")
 """`delay`: new utterances wait while active ones would underrun. `batching`: decoding waits for larger batches."""

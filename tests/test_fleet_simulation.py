@@ -22,7 +22,7 @@ from fleet_parts.callers import WORD_NS, CallPlan, Habits, Rush, TurnPlan, calls
 from fleet_parts.events import Events
 from fleet_parts.figures import Prices, Targets, figures
 from fleet_parts.light_replica import LightReplica
-from fleet_parts.prices import ASSUMED, EnginePrices, from_bench_engine, wide
+from fleet_parts.prices import PRICES_OF, EnginePrices, from_bench_engine, wide
 from fleet_parts.simulation import (
     Canary,
     Fleet,
@@ -44,7 +44,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.remote.routing import ReplicaState
 
 MS, S = 1_000_000, 1_000_000_000
-H200 = ASSUMED["h200-assumed"]
+H200 = PRICES_OF["h200-assumed"]
 SMALL = EnginePrices("small", False, Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), BatchSizes(decode=4), 8)
 """A CPU: one block at a time."""
 SHORT = Habits(call_s=40.0)
@@ -404,11 +404,20 @@ def test_a_result_without_counters_is_refused() -> None:
             from_bench_engine(document, "x.json")  # type: ignore[arg-type]
 
 
+def test_the_batches_of_the_h200_are_those_of_the_engine() -> None:
+    pytest.importorskip("torch")
+    from telephony_tts.engines.cosyvoice2.device import runner
+
+    sizes, cost = PRICES_OF["h200"].sizes, PRICES_OF["h200"].cost
+    assert (sizes.prefill, cost.run_ahead) == (runner.PREFILL_ROWS, runner.RUN_AHEAD)
+
+
 def test_assumed_prices_say_so() -> None:
-    for prices in ASSUMED.values():
-        told = prices.described()
-        assert told["assumed"] is True and told["measured"] is False and any("ASSUMED" in n for n in told["notes"])
-        assert "assumed" in prices.label and prices.scaled(2, "x").cost.flow[0] == 2 * prices.cost.flow[0]
+    for name, prices in PRICES_OF.items():
+        told, is_assumed = prices.described(), "assumed" in name
+        assert told["assumed"] is is_assumed and told["measured"] is not is_assumed and prices.label == name
+        assert any("ASSUMED" in note for note in told["notes"]) is is_assumed
+        assert prices.scaled(2, "x").cost.flow[0] == 2 * prices.cost.flow[0]
     with pytest.raises(ValueError, match="more than 0"):
         H200.scaled(0, "x")
 

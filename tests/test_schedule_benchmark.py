@@ -71,7 +71,7 @@ def test_a_step_of_a_wide_machine_is_one_stage_as_in_the_engine(tmp_path: Path) 
     found = []
     for steps in ((), ("--steps", "one"), ("--steps", "all")):
         out = tmp_path / "out.json"
-        done = run("--cost", "h200-guess", "--seconds", "10", "--callers", "8", *steps, "--json", str(out))
+        done = run("--cost", "h200", "--seconds", "10", "--callers", "8", *steps, "--json", str(out))
         assert done.returncode == 0, done.stderr
         found.append(json.loads(out.read_text(encoding="utf-8"))["results"]["runs"])
     by_default, one, all_at_once = found

@@ -1,4 +1,4 @@
-"""What an engine's batches cost: assumed, or derived from the JSON of `telephony-tts bench engine`. Pure."""
+"""What an engine's batches cost: an H200's, assumed ones, or those of a result of `bench engine --json`. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from harness.cost import Cost
+from harness.cost import H200, H200_PREFILL_ROWS, Cost
 
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
@@ -67,23 +67,31 @@ class EnginePrices:
 
 def wide(n_slots: int) -> BatchSizes:
     """The batch sizes of a GPU, as `device.runner.Runner` sets them."""
-    return BatchSizes(prefill=min(4, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
+    return BatchSizes(prefill=min(H200_PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
 
 
-ASSUMED = {
+PRICES_OF = {
+    "h200": EnginePrices(
+        "h200",
+        True,
+        H200,
+        wide(256),
+        256,
+        notes=("measured: benchmarks/results/gpu_check.json, float16, random weights, 256 slots",),
+    ),
     "h200-assumed": EnginePrices(
         "h200-assumed",
         False,
         Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5),
-        wide(200),
+        replace(wide(200), prefill=4),
         200,
         notes=(
-            "ASSUMED: no H200 was measured. The prices are those of schedule.py --cost h200-guess.",
+            "ASSUMED: these prices are from before an H200 was measured.",
             "ASSUMED: 200 slots, the number of turns of 4 s that fit its memory by our own count.",
         ),
     ),
 }
-"""Prices that nobody has measured. A result made with them says so."""
+"""Engines by name. A result made with prices that nobody has measured says so."""
 
 
 def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:

@@ -16,14 +16,13 @@ from typing import Any, cast
 
 import numpy as np
 from fleet_parts.core_replica import PricedRunner
-from fleet_parts.prices import EnginePrices
+from fleet_parts.prices import PRICES_OF, EnginePrices
 
-from harness.cost import Cost
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
-from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow
-from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS, PREFILL_ROWS, RUN_AHEAD
+from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
 from telephony_tts.engines.cosyvoice2.hosting import engine_process, known_voices, loading
 from telephony_tts.engines.cosyvoice2.hosting.choosing import EngineChoice
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import MOST_ROWS
@@ -33,18 +32,9 @@ from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
 VOICE = "prompted"
 """The voice with a prompt of the random model (`bench.subject`)."""
-N_SLOTS = 256
-H200 = Cost(
-    prefill=(1.8, 0.143), decode=(1.03 * RUN_AHEAD, 0.0034 * RUN_AHEAD), flow=(2.34, 0.071), vocode=(1.1, 0.155),
-    run_ahead=RUN_AHEAD,
-)  # fmt: skip
-"""An H200 in float16, from the part `steps` of benchmarks/results/gpu_check.json. The flow's encoder, which comes once
-a block, is spread over the ten Euler steps."""
-
-
-def h200_prices() -> EnginePrices:
-    sizes = BatchSizes(PREFILL_ROWS, N_SLOTS, N_SLOTS, N_SLOTS)
-    return EnginePrices("h200-float16", True, H200, sizes, N_SLOTS, profile=DEFAULT)
+PRICES = PRICES_OF["h200"]
+COST = replace(PRICES.cost, prefill=(1.8, 0.143), vocode=(1.1, 0.155))
+"""That of an H200. A step may have several runs of 16 prompts or vocoder rows, each with its price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +132,7 @@ class WaitingRunner(PricedRunner):
 
 def load(settings: Settings, tell: EventSink, check_wanted: Callable[[], None] = lambda: None) -> Any:
     """In place of `loading.load`."""
-    prices = replace(h200_prices(), n_slots=settings.n_slots)
+    prices = replace(PRICES, cost=COST, n_slots=settings.n_slots)
     core = Core(cast(Any, WaitingRunner(prices)), cast(Any, {VOICE: None}), DEFAULT, tell)
     voices = SimpleNamespace(serve=lambda send: None, look_now=lambda number: None)
     return SimpleNamespace(core=core, choice=EngineChoice(), voices=voices)
