@@ -20,7 +20,7 @@ from typing import Any
 from fleet_parts import calibration, picture, price_check, sizing
 from fleet_parts.callers import Habits, Rush, calls
 from fleet_parts.figures import Prices, Targets, figures
-from fleet_parts.prices import PRICES_OF, EnginePrices, from_bench_engine
+from fleet_parts.prices import NAMED_PRICES, EnginePrices, from_bench_engine
 from fleet_parts.simulation import Canary, Fleet, FleetSettings, Loss, Scaling
 from harness import report
 
@@ -44,7 +44,7 @@ def main() -> None:
     flags.add_argument(
         "--engine",
         default="h200",
-        help="the prices: " + ", ".join(PRICES_OF) + "; or a JSON file of bench engine (default %(default)s)",
+        help="named prices: " + ", ".join(NAMED_PRICES) + "; or a JSON file of bench engine (default %(default)s)",
     )
     flags.add_argument("--parts", default=",".join(PARTS), help="separated by commas (default %(default)s)")
     flags.add_argument("--calls", type=int, default=10_000, help="of the rush (default %(default)s)")
@@ -112,12 +112,15 @@ def main() -> None:
 
 
 def _prices(word: str) -> tuple[EnginePrices, dict[str, Any] | None]:
-    """Assumed prices by name, or those of a file with its content. Raises OSError or ValueError."""
-    if word in PRICES_OF:
-        return PRICES_OF[word], None
+    """The prices of a named engine, or those derived from a file, with the file's content.
+
+    Raises OSError or ValueError."""
+    if word in NAMED_PRICES:
+        return NAMED_PRICES[word], None
     path = Path(word)
     if not path.is_file():
-        raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {', '.join(PRICES_OF)}")
+        known = ", ".join(NAMED_PRICES)
+        raise ValueError(f"--engine {word}: no such file; expected a file of bench engine, or {known}")
     document = json.loads(path.read_text(encoding="utf-8"))
     return from_bench_engine(document, path.name), document
 

@@ -1,25 +1,25 @@
-"""What the host adds to first audio on a GPU: the engine's real service and process, with a device that only waits.
+"""What the host adds to first audio on a GPU: the engine's real service and process, with a simulated device.
 
-Callers begin at once, again when they have heard their turn. The device takes for each batch what an H200 takes
-(`harness/waiting_device.py`), so this needs no GPU. First audio beyond the sum of the batches is the host's work: the
-two processes, the schedule, and what they send each other. What the real runner does for a batch on the host, such as
-filling a graph's inputs, is not in it.
+All callers begin at once. Each begins its next turn when it has heard the one before. Each batch takes as long as on an
+H200 (`harness/waiting_device.py`), so this needs no GPU. First audio beyond the sum of the batches is the host's work:
+the two processes, the schedule, and what they send each other. What the real runner does for a batch on the host, such
+as filling a graph's inputs, is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from fleet_parts.prices import ROW_TOKENS
 from gpu.loads import utterances
 from harness import report
-from harness.waiting_device import COST, PRICES
+from harness.waiting_device import COST_OF_RUN, PRICES
 
 from telephony_tts import app, config, event_loop
 from telephony_tts.bench import runs, subject
@@ -29,23 +29,24 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import MOST_ROWS
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 
 _EXAMPLES = """examples:
   python benchmarks/host_work.py                      1, 8, 32 and 64 callers
   python benchmarks/host_work.py --callers 64 --rounds 9
 """
-_SECONDS, _PROMPT_S = 4.0, 3.5
+_TURN_S, _PROMPT_S = 4.0, 3.5
 _CHILD = "import sys; sys.path[:] = sys.argv[2:]; from harness.waiting_device import main; main()"
 _COLUMNS = ("callers", "batches_ms", "first_audio_ms_p50", "first_audio_ms_p95", "host_ms_p50", "host_ms_p95")
-_N_DECODED = 2
-"""Batches of ids before the first audio."""
+_N_DECODE_BATCHES = 2
+"""Decode batches before the first audio."""
 
 
 def main() -> None:
     flags = report.parser("host_work", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--callers", default="1,8,32,64", help="numbers of callers, by comma (default %(default)s)")
-    flags.add_argument("--turns", type=int, default=2, help="of each caller (default %(default)s)")
-    flags.add_argument("--rounds", type=int, default=5, help="over all numbers of callers (default %(default)s)")
+    flags.add_argument("--callers", default="1,8,32,64", help="numbers of callers, by commas (default %(default)s)")
+    flags.add_argument("--turns", type=int, default=2, help="turns of each caller (default %(default)s)")
+    flags.add_argument("--rounds", type=int, default=5, help="runs of all numbers of callers (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.callers, chosen.turns, chosen.rounds = "2", 1, 1
@@ -85,7 +86,7 @@ async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[st
     engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
     await engine.start()
     try:
-        await Callers(engine, utterances(_SECONDS), Load(1, 1, _SECONDS).warm_up()).run()
+        await Callers(engine, utterances(_TURN_S), Load(1, 1, _TURN_S).warm_up()).run()
         numbers = [int(word) for word in chosen.callers.split(",")] * chosen.rounds
         return [await _row(engine, n, chosen.turns) for n in numbers]
     finally:
@@ -94,8 +95,8 @@ async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[st
 
 async def _row(engine: Engine, n: int, n_turns: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    load = Load(n, n_turns, subject.random_seconds(_SECONDS))
-    await runs.run(engine, utterances(_SECONDS), load, "cpu", rows, lambda _: None)
+    load = Load(n, n_turns, subject.random_seconds(_TURN_S))
+    await runs.run(engine, utterances(_TURN_S), load, "cpu", rows, lambda _: None)
     batches, p50, p95 = batches_ms(n), rows[0]["first_audio_ms_p50"], rows[0]["first_audio_ms_p95"]
     found = {"callers": n, "batches_ms": round(batches, 1), "first_audio_ms_p50": p50, "first_audio_ms_p95": p95}
     found |= {"host_ms_p50": round(p50 - batches, 1), "host_ms_p95": round(p95 - batches, 1)}
@@ -103,16 +104,18 @@ async def _row(engine: Engine, n: int, n_turns: int) -> dict[str, Any]:
 
 
 def batches_ms(n: int) -> float:
-    """The batches until the first audio of all if `n` callers begin at once."""
+    """The time of all batches until each of `n` callers that begin together has first audio."""
     passes = [min(PASS_ROWS, n - done) for done in range(0, n, PASS_ROWS)]
     vocoded = [min(MOST_ROWS, n - done) for done in range(0, n, MOST_ROWS)]
-    batches = itertools.chain(
-        ((Stage.PREFILL, rows) for rows in passes),
-        [(Stage.DECODE, n)] * _N_DECODED,
-        [(Stage.FLOW, n)] * 10,
-        ((Stage.VOCODE, rows) for rows in vocoded),
-    )
-    return sum(COST.of(stage, rows) for stage, rows in batches) / 1e6
+    # The first block is shorter than those that have the price of a row.
+    share = DEFAULT.block_tokens(0, PRICES.n_prompt_tokens) / ROW_TOKENS
+    batches: list[tuple[Stage, float]] = [
+        *((Stage.PREFILL, rows) for rows in passes),
+        *[(Stage.DECODE, n)] * _N_DECODE_BATCHES,
+        *[(Stage.FLOW, n * share)] * 10,
+        *((Stage.VOCODE, rows * share) for rows in vocoded),
+    ]
+    return sum(COST_OF_RUN.of(stage, rows) for stage, rows in batches) / 1e6
 
 
 if __name__ == "__main__":

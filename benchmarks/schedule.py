@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
-  python benchmarks/schedule.py --cost h200 --callers 8,32,64  a machine that computes many rows at once
+  python benchmarks/schedule.py --cost h200 --callers 8,32,64        a machine that computes many rows at once
   python benchmarks/schedule.py --price decode=12,5 --hops 25        dearer decoding, only short blocks
   python benchmarks/schedule.py --cost tiny --callers 8 --cancelling 1   with a caller that cancels every 100 ms
   python benchmarks/schedule.py --cost zen5 --without batching           without waiting to decode in larger batches

@@ -22,7 +22,7 @@ from fleet_parts.callers import WORD_NS, CallPlan, Habits, Rush, TurnPlan, calls
 from fleet_parts.events import Events
 from fleet_parts.figures import Prices, Targets, figures
 from fleet_parts.light_replica import LightReplica
-from fleet_parts.prices import PRICES_OF, EnginePrices, from_bench_engine, wide
+from fleet_parts.prices import NAMED_PRICES, EnginePrices, from_bench_engine, wide
 from fleet_parts.simulation import (
     Canary,
     Fleet,
@@ -44,7 +44,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.remote.routing import ReplicaState
 
 MS, S = 1_000_000, 1_000_000_000
-H200 = PRICES_OF["h200-assumed"]
+ASSUMED_H200 = NAMED_PRICES["h200-assumed"]
 SMALL = EnginePrices("small", False, Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), BatchSizes(decode=4), 8)
 """A CPU: one block at a time."""
 SHORT = Habits(call_s=40.0)
@@ -65,7 +65,7 @@ def ran(settings: FleetSettings, of: Sequence[CallPlan], **how: Any) -> Fleet:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prices", [H200, SMALL], ids=lambda prices: prices.label)
+@pytest.mark.parametrize("prices", [ASSUMED_H200, SMALL], ids=lambda prices: prices.label)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_light_replica_decides_as_the_engines_core(prices: EnginePrices, seed: int) -> None:
     """Every time is the same, to the nanosecond, also under more load than the replica can serve."""
@@ -82,7 +82,9 @@ def test_a_light_replica_decides_as_the_engines_core(prices: EnginePrices, seed:
 
 def test_coarser_steps_cost_exactness_and_little_of_it() -> None:
     exact, coarse = (
-        figures(ran(FleetSettings(H200, 1), plans(10), make_replica=light_replicas(*groups)), FREE)["first_audio_ms"]
+        figures(ran(FleetSettings(ASSUMED_H200, 1), plans(10), make_replica=light_replicas(*groups)), FREE)[
+            "first_audio_ms"
+        ]
         for groups in ((1, 1), (5, 1))
     )
     assert exact != coarse and abs(exact["p50"] - coarse["p50"]) < 0.2 * exact["p50"]
@@ -129,7 +131,7 @@ def test_a_slot_replica_takes_as_long_as_the_fake_engine(n_slots: int) -> None:
 
 
 HARD = FleetSettings(
-    H200, 3, n_fronts=2, start_s=10.0,
+    ASSUMED_H200, 3, n_fronts=2, start_s=10.0,
     scaling=Scaling(target=0.1, least=2, most=6, up_after_s=2, down_after_s=10),
     losses=(Loss(8.0, 1, silent=True), Loss(15.0, 2, silent=False), Loss(21.0, 1, replaced=False)),
     canary=Canary(0.2, 1, 1.5),
@@ -192,7 +194,7 @@ def test_a_sentence_whose_end_is_lost_is_seen() -> None:
             LightReplica._pass_end(self, key)
 
     with pytest.raises(Violation, match="began and"):
-        ran(FleetSettings(H200, 2), plans(10), make_replica=faulty(_pass_end=forget))
+        ran(FleetSettings(ASSUMED_H200, 2), plans(10), make_replica=faulty(_pass_end=forget))
 
 
 def test_lost_and_repeated_audio_is_seen() -> None:
@@ -202,13 +204,13 @@ def test_lost_and_repeated_audio_is_seen() -> None:
             LightReplica._pass_on(self, key, round(sound_ns * factor))
 
         with pytest.raises(Violation, match="words, and"):
-            ran(FleetSettings(H200, 2), plans(10), make_replica=faulty(_pass_on=pass_on))
+            ran(FleetSettings(ASSUMED_H200, 2), plans(10), make_replica=faulty(_pass_on=pass_on))
 
 
 def test_a_replica_that_computes_for_longer_than_it_lives_is_seen() -> None:
     make = faulty(_settle=lambda self, *rest: (setattr(self, "busy_ns", 10**15), LightReplica._settle(self, *rest)))
     with pytest.raises(Violation, match="has computed for longer"):
-        ran(FleetSettings(H200, 2), plans(10), make_replica=make)
+        ran(FleetSettings(ASSUMED_H200, 2), plans(10), make_replica=make)
 
 
 @pytest.mark.slow
@@ -219,7 +221,7 @@ def test_a_router_that_does_not_level_is_seen() -> None:
     habits = replace(SHORT, call_s=60)
     for name, how in (("ours", {}), ("first", {"router": lambda states, _voice: states[0] if states else None})):
         n, seconds = (200, 200.0) if name == "ours" else (20, 20.0)
-        row = figures(ran(FleetSettings(H200, 3), plans(n, seconds, habits=habits), **how), FREE)
+        row = figures(ran(FleetSettings(ASSUMED_H200, 3), plans(n, seconds, habits=habits), **how), FREE)
         busy[name] = row["utilisation_of_whole_lives"] | {"sentences": row["sentences"]}
     assert busy["ours"]["sentences"] > 1000
     assert busy["ours"]["n"] == 3 and busy["ours"]["most"] <= 1.1 * busy["ours"]["least"]
@@ -234,7 +236,7 @@ def test_a_router_that_chooses_a_lost_replica_is_seen() -> None:
         return kept[0] if kept else None
 
     with pytest.raises(Violation, match="is gone and gets a sentence"):
-        ran(FleetSettings(H200, 2, losses=(Loss(5.0),)), plans(10), router=router)
+        ran(FleetSettings(ASSUMED_H200, 2, losses=(Loss(5.0),)), plans(10), router=router)
 
 
 # ---------------------------------------------------------------- losses, scaling, canary
@@ -245,7 +247,7 @@ def test_a_lost_replica_costs_the_silence_until_it_is_noticed() -> None:
     """A closed connection is noticed at once, silence after a second. Audio that was ahead plays meanwhile."""
     silences = {}
     for silent in (False, True):
-        settings = FleetSettings(H200, 3, losses=(Loss(12.0, silent=silent, replaced=False),))
+        settings = FleetSettings(ASSUMED_H200, 3, losses=(Loss(12.0, silent=silent, replaced=False),))
         record = ran(settings, plans(30)).record
         silences[silent] = [ms for _, ms in record.moved]
         assert record.n_moves >= len(record.moved) > 0 and record.n_turns_failed == 0
@@ -255,7 +257,7 @@ def test_a_lost_replica_costs_the_silence_until_it_is_noticed() -> None:
 
 
 def test_without_any_replica_turns_fail_after_the_wait_and_calls_are_refused() -> None:
-    settings = FleetSettings(H200, 1, losses=(Loss(8.0, replaced=False),))
+    settings = FleetSettings(ASSUMED_H200, 1, losses=(Loss(8.0, replaced=False),))
     row = figures(ran(settings, plans(20, 15.0)), FREE)
     assert row["turns_failed"] > 0 and row["refused_why"].get("no replica ready", 0) > 0
 
@@ -265,7 +267,7 @@ def test_a_replica_comes_when_its_start_is_over_and_no_earlier() -> None:
     found = {}
     for start_s in (5.0, 25.0):
         scaling = Scaling(target=0.05, up_after_s=2, every_s=1)
-        fleet = ran(FleetSettings(H200, 1, start_s=start_s, scaling=scaling), plans(90, 30.0))
+        fleet = ran(FleetSettings(ASSUMED_H200, 1, start_s=start_s, scaling=scaling), plans(90, 30.0))
         later = [node for node in fleet.nodes if node.ordered_ns]
         assert later and all((node.ready_ns or 0) - node.ordered_ns == start_s * S for node in later)
         before = [sample for sample in fleet.record.samples if sample[0] < later[0].ordered_ns + start_s * S]
@@ -282,7 +284,7 @@ def test_the_default_target_adds_replicas_before_listeners_hear_gaps() -> None:
     rush = calls(Habits(call_s=60.0), Rush(300.0).arrivals_ns(400, 1), 1)
     row = {}
     for target in (RaySettings().target_load, 0.9):
-        settings = FleetSettings(H200, 1, start_s=45.0, scaling=Scaling(target, most=40))
+        settings = FleetSettings(ASSUMED_H200, 1, start_s=45.0, scaling=Scaling(target, most=40))
         row[target] = figures(ran(settings, rush, make_replica=light_replicas(5, 1)), FREE)
     chosen, late = row.values()
     assert chosen["turns_with_gap_share"] == 0 == chosen["refused_share"]
@@ -292,7 +294,7 @@ def test_the_default_target_adds_replicas_before_listeners_hear_gaps() -> None:
 
 def test_replicas_leave_when_the_load_is_gone_and_finish_what_they_speak() -> None:
     scaling = Scaling(target=0.5, least=1, every_s=1, down_after_s=5)
-    fleet = ran(FleetSettings(H200, 4, scaling=scaling), plans(12, 20.0))
+    fleet = ran(FleetSettings(ASSUMED_H200, 4, scaling=scaling), plans(12, 20.0))
     left = [node for node in fleet.nodes if node.state == "gone"]
     assert 1 <= len(left) <= 3 and all(node.died_ns is None for node in left)
     assert fleet.record.n_moves == 0 == fleet.record.n_turns_failed
@@ -302,7 +304,7 @@ def test_replicas_leave_when_the_load_is_gone_and_finish_what_they_speak() -> No
 
 @pytest.mark.slow
 def test_a_canary_gets_its_share_of_the_calls_and_is_slower() -> None:
-    fleet = ran(FleetSettings(H200, 3, canary=Canary(0.25, 1, 2.0)), plans(60, 60.0))
+    fleet = ran(FleetSettings(ASSUMED_H200, 3, canary=Canary(0.25, 1, 2.0)), plans(60, 60.0))
     row = figures(fleet, FREE)["canary"]
     assert 0.1 < row["canary"]["n"] / (row["canary"]["n"] + row["others"]["n"]) < 0.4
     assert row["canary"]["p50"] > 1.2 * row["others"]["p50"]
@@ -310,14 +312,14 @@ def test_a_canary_gets_its_share_of_the_calls_and_is_slower() -> None:
 
 
 def test_the_limit_of_calls_is_the_servers_own() -> None:
-    row = figures(ran(FleetSettings(H200, 3, n_fronts=2, calls_per_front=3), plans(30)), FREE)
+    row = figures(ran(FleetSettings(ASSUMED_H200, 3, n_fronts=2, calls_per_front=3), plans(30)), FREE)
     assert row["live_calls_peak"] == 6 and row["refused_why"]["limit of calls"] > 0
 
 
 def test_a_sentence_counts_at_its_replica_only_until_all_its_audio_has_come() -> None:
     """As in `EngineConnection`: the load that admission judges is without audio that is only to be heard."""
     call = CallPlan(0, 0, 1, "voice 0", 0.5, (TurnPlan((16,), S, None),))
-    fleet = Fleet(FleetSettings(H200, 1, n_fronts=1), [call])
+    fleet = Fleet(FleetSettings(ASSUMED_H200, 1, n_fronts=1), [call])
     front, seen = fleet._fronts[0], []
     for at_ms in range(20, 7000, 20):
         fleet.events.at(at_ms * MS, lambda: seen.append((any(c.sentence for c in fleet.live), front.n_own[0])))
@@ -345,7 +347,7 @@ def test_calls_arrive_as_the_rush_says() -> None:
 @pytest.mark.slow
 def test_a_call_speaks_the_share_of_its_time_that_is_expected() -> None:
     habits = Habits(call_s=200.0)
-    fleet = ran(FleetSettings(H200, 4), plans(30, 30.0, habits=habits))
+    fleet = ran(FleetSettings(ASSUMED_H200, 4), plans(30, 30.0, habits=habits))
     assert fleet.record.speech_ns / fleet.record.call_ns == pytest.approx(habits.speaking_share, rel=0.15)
 
 
@@ -408,18 +410,18 @@ def test_the_batches_of_the_h200_are_those_of_the_engine() -> None:
     pytest.importorskip("torch")
     from telephony_tts.engines.cosyvoice2.device import runner
 
-    sizes, cost = PRICES_OF["h200"].sizes, PRICES_OF["h200"].cost
+    sizes, cost = NAMED_PRICES["h200"].sizes, NAMED_PRICES["h200"].cost
     assert (sizes.prefill, cost.run_ahead) == (runner.PREFILL_ROWS, runner.RUN_AHEAD)
 
 
-def test_assumed_prices_say_so() -> None:
-    for name, prices in PRICES_OF.items():
+def test_prices_say_whether_they_are_assumed() -> None:
+    for name, prices in NAMED_PRICES.items():
         told, is_assumed = prices.described(), "assumed" in name
         assert told["assumed"] is is_assumed and told["measured"] is not is_assumed and prices.label == name
         assert any("ASSUMED" in note for note in told["notes"]) is is_assumed
         assert prices.scaled(2, "x").cost.flow[0] == 2 * prices.cost.flow[0]
     with pytest.raises(ValueError, match="more than 0"):
-        H200.scaled(0, "x")
+        ASSUMED_H200.scaled(0, "x")
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 7, 16, 40])
@@ -441,7 +443,7 @@ def test_the_least_number_is_found(threshold: int, guess: int) -> None:
 
 def test_listeners_in_time_follow_from_the_prices() -> None:
     """25 tokens: 5 steps of 20 + n/2 ms, 10 of 4 + 0.4 n, one of 8 + n, and a prefill of 6/4 + 2 n every 4 s."""
-    n = sizing.listeners_in_time(H200, 4.0)
+    n = sizing.listeners_in_time(ASSUMED_H200, 4.0)
     per_s = [5 * (20 + k / 2) + 10 * (4 + 0.4 * k) + 8 + k + (-(-k // 4) * 6 + 2 * k) / 4 for k in (n, n + 1)]
     assert per_s[0] <= 1000 < per_s[1]
 
@@ -457,7 +459,7 @@ def test_targets_name_what_was_missed() -> None:
 def test_the_cost_is_that_of_the_hours() -> None:
     turn = TurnPlan((5,), 1 * S, None)
     call = CallPlan(0, 0, 3600 * S, "voice 0", 0.5, (turn,) * 2000)
-    fleet = ran(FleetSettings(H200, 2, n_fronts=9), [call])
+    fleet = ran(FleetSettings(ASSUMED_H200, 2, n_fronts=9), [call])
     row = figures(fleet, Prices(4.0, 0.5, fronts_per_node=8))
     hours = fleet.events.now_ns / S / 3600
     assert row["cost"] == pytest.approx(hours * (2 * 4.0 + 2 * 0.5), abs=0.01)

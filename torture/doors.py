@@ -58,7 +58,7 @@ async def run_call(call: CallHistory, number: int, around: Surroundings) -> None
                 await vendor_call(call, number, around)
     except OSError as error:
         around.tally.counts["calls refused"] += 1
-        if not around.may_reject(error):
+        if not around.excuses_failed_connection(error):
             what = f"{call.door}: no connection: {str(error)[:300]}"
             around.tally.violations.append(Violation(v.CLOSE, what, number))
     except Exception as error:

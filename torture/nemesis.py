@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.peer import Peer
 
 from telephony_tts.engines.remote.connection import STALE_NS
-from telephony_tts.engines.remote.silence import CHECK_NS
+from telephony_tts.engines.remote.messages import KEEP_ALIVE_MS
 from torture import violations as v
 from torture.histories import Fault
 from torture.sandbox import memory_group
@@ -24,8 +24,6 @@ from torture.violations import Violation
 MS = 1_000_000
 _AFTER_STOP_NS, _BUSY_SHARE = 30 * MS, 1 / 8
 """After a stop a process has this time to catch up, or this share of the stop if that is longer."""
-_HEARD_MS = 2 * CHECK_NS // MS
-"""Twice as long as between two questions to the server of an engine."""
 _FLOOD = 400
 _FREED_NS = 1000 * MS
 """A server notices by then that connections were closed, and has their descriptors again."""
@@ -46,19 +44,19 @@ def kills(kind: str) -> bool:
 
 
 def makes_engine_stale(faults: tuple[Fault, ...]) -> bool:
-    """Whether the engine's process is stopped for so long that its server rightly takes no new calls.
+    """Whether stops keep the engine silent for so long that the telephony server rightly takes no new calls.
 
-    Faults come one after the other, so two stops that overlap are one long stop. A process that runs for less than
-    `_HEARD_MS` between two may have said nothing.
+    Faults run one after the other, so a stop that is due during another begins when that one ends. Between stops less
+    than `KEEP_ALIVE_MS` apart, the engine may send nothing.
     """
-    begin_ms = end_ms = -_HEARD_MS
+    begin_ms = end_ms = -KEEP_ALIVE_MS
     for fault in faults:
         if fault.kind != "stop_engine":
             continue
-        if fault.at_ms > end_ms + _HEARD_MS:
+        if fault.at_ms > end_ms + KEEP_ALIVE_MS:
             begin_ms = end_ms = fault.at_ms
         end_ms = max(end_ms, fault.at_ms) + fault.n
-        if (end_ms - begin_ms + _HEARD_MS) * MS >= STALE_NS:
+        if (end_ms - begin_ms + KEEP_ALIVE_MS) * MS >= STALE_NS:
             return True
     return False
 
@@ -151,6 +149,7 @@ async def _squeeze_memory(pid: int, ms: int, around: Surroundings) -> None:
         around.has_memory = False
         await asyncio.sleep(ms / 1000)
         around.tally.counts["waits for memory"] += group.n_waits()
+    await asyncio.sleep(_AFTER_STOP_NS / 1e9)
     around.has_memory = True
     _note_stop(begin_ns, around)
 

@@ -55,8 +55,8 @@ class Surroundings:
     may_break: bool = False
     """A process that holds calls was killed, so that connections break."""
     has_memory: bool = True
-    """Whether the server gets memory. While it gets none, it may close a new connection at once, because the system
-    could not watch it."""
+    """False while the server gets no new memory. Then it may reset a new connection that the system has no memory to
+    watch."""
     front_starts_until_ns: int = 0
     """A front that was killed may still be starting until then."""
     recorded: list[Recorded] = field(default_factory=list)
@@ -69,10 +69,10 @@ class Surroundings:
     call_stops: Stops = field(init=False)
     """The same, and when a client read nothing. That excuses no neighbour."""
 
-    def may_reject(self, error: OSError) -> bool:
-        """Whether a new connection may fail like this."""
-        is_full = not self.has_memory and isinstance(error, ConnectionResetError)
-        return self.may_refuse or self.may_break or is_full
+    def excuses_failed_connection(self, error: OSError) -> bool:
+        """Whether the faults of this round excuse that a new connection failed with this error."""
+        is_reset_for_memory = not self.has_memory and isinstance(error, ConnectionResetError)
+        return self.may_refuse or self.may_break or is_reset_for_memory
 
     def __post_init__(self) -> None:
         self.call_stops = Stops(self.stops)

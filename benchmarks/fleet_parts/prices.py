@@ -70,7 +70,7 @@ def wide(n_slots: int) -> BatchSizes:
     return BatchSizes(prefill=min(H200_PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
 
 
-PRICES_OF = {
+NAMED_PRICES = {
     "h200": EnginePrices(
         "h200",
         True,
@@ -86,12 +86,12 @@ PRICES_OF = {
         replace(wide(200), prefill=4),
         200,
         notes=(
-            "ASSUMED: these prices are from before an H200 was measured.",
+            "ASSUMED: prices guessed before an H200 was measured.",
             "ASSUMED: 200 slots, the number of turns of 4 s that fit its memory by our own count.",
         ),
     ),
 }
-"""Engines by name. A result made with prices that nobody has measured says so."""
+"""Prices by name. A result made with prices that nobody has measured says so."""
 
 
 def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:

@@ -19,7 +19,7 @@ from fleet_parts.callers import WORD_NS, CallPlan, Habits, Rush, TurnPlan, calls
 from fleet_parts.events import Events
 from fleet_parts.figures import Prices, figures, spread
 from fleet_parts.local_fleet import EngineServers, wait_until_ready
-from fleet_parts.prices import PRICES_OF, EnginePrices
+from fleet_parts.prices import NAMED_PRICES, EnginePrices
 from fleet_parts.simulation import Fleet, FleetSettings
 from fleet_parts.slot_replica import FakeEnginePace, SlotReplica
 from telephony_tts.bench.measures import NS_PER_S
@@ -76,7 +76,7 @@ def compared(measured: dict[str, Any], simulated: dict[str, Any]) -> dict[str, f
 def simulate(load: KnownLoad, plans: Sequence[CallPlan], way_ms: float) -> dict[str, Any]:
     """The simulation of the same fleet and calls."""
     settings = FleetSettings(
-        PRICES_OF["h200-assumed"], load.n_replicas, n_fronts=1, calls_per_front=100_000, link_ms=way_ms
+        NAMED_PRICES["h200-assumed"], load.n_replicas, n_fronts=1, calls_per_front=100_000, link_ms=way_ms
     )
 
     def make(

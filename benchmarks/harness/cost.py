@@ -27,15 +27,16 @@ class Cost:
         return round((made + row * rows) * NS_PER_MS)
 
 
-_IDS = 12
-"""`device.runner.RUN_AHEAD`"""
+_RUN_AHEAD = 12
+"""Equal to `device.runner.RUN_AHEAD`."""
 H200 = Cost(
-    prefill=(1.6, 0.226), decode=(1.03 * _IDS, 0.0034 * _IDS), flow=(2.34, 0.071), vocode=(1.1, 0.206), run_ahead=_IDS
-)
+    prefill=(1.6, 0.226), decode=(1.03 * _RUN_AHEAD, 0.0034 * _RUN_AHEAD), flow=(2.34, 0.071), vocode=(1.1, 0.206),
+    run_ahead=_RUN_AHEAD,
+)  # fmt: skip
 """An H200 in float16 with random weights: fitted to the part `steps` of results/gpu_check.json for 1, 8, 32 and 64
-rows, commit f189d751. The encoder of the flow, which comes once a block, is spread over the ten Euler steps."""
+rows, commit f189d751. The flow's encoder runs once a block; its time is spread over the ten Euler steps."""
 H200_PREFILL_ROWS = 64
-"""`device.runner.PREFILL_ROWS`"""
+"""Equal to `device.runner.PREFILL_ROWS`."""
 
 
 @dataclass(frozen=True, slots=True)

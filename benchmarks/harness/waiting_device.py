@@ -1,7 +1,7 @@
-"""The engine's own process with a device that computes nothing: each batch is ready after its price. Run by
-`host_work.py` in place of the real process, with its orders and events.
+"""The program of the engine's process with a simulated device: it computes nothing, and each batch takes as long as on
+an H200. `host_work.py` starts it in place of `engine_process`.
 
-As a GPU does, the device takes batches in their order while the host goes on, and the host waits when it reads.
+As on a GPU, batches run in order while the host goes on, and the host waits only when it reads a result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 from fleet_parts.core_replica import PricedRunner
-from fleet_parts.prices import PRICES_OF, EnginePrices
+from fleet_parts.prices import NAMED_PRICES, EnginePrices
 
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink
@@ -32,9 +32,10 @@ from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
 VOICE = "prompted"
 """The voice with a prompt of the random model (`bench.subject`)."""
-PRICES = PRICES_OF["h200"]
-COST = replace(PRICES.cost, prefill=(1.8, 0.143), vocode=(1.1, 0.155))
-"""That of an H200. A step may have several runs of 16 prompts or vocoder rows, each with its price."""
+PRICES = NAMED_PRICES["h200"]
+COST_OF_RUN = replace(PRICES.cost, prefill=(1.8, 0.143), vocode=(1.1, 0.155))
+"""The prices of an H200 for one run. A step of more than 16 prompts or vocoder rows has several runs, and each has its
+price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +43,37 @@ class _Ready:
     """Something that the device has computed at `at_s`, on the clock of `time.perf_counter`."""
 
     at_s: float
-    begun_s: float = 0.0
 
     def wait(self) -> None:
         while (left_s := self.at_s - time.perf_counter()) > 0:
             time.sleep(left_s)
 
     def ns_after(self, begin: _Ready) -> int | None:
-        """As of a GPU's events: None while it is not known."""
+        """None until this moment has come, as with a GPU's events."""
         return round((self.at_s - begin.at_s) * 1e9) if time.perf_counter() >= self.at_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Ids or audio of the runner that this one extends, when they are ready."""
+    """Ids or audio of `PricedRunner` that can be read only when the simulated device has finished."""
 
     result: Any
     audio: _Ready
-    """Sounds of one transfer have the same one."""
+    """When the transfer is done. Sounds of one transfer share this object, by which `Core` groups them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.result, name)
 
     def read(self) -> Any:
-        """Audio is loud from its first sample, so callers look no further for what is audible."""
+        """Waits for the device. An offset makes the zeros loud, so that the caller counts audio as audible from the
+        first sample."""
         self.audio.wait()
         result = self.result.read()
         return result if isinstance(result, list) else result + np.int16(8000)
 
 
 class _SleepingLanes:
-    """The one lane of a device sleeps until there are orders."""
+    """The device's one lane, which sleeps until orders come."""
 
     can_help = False
 
@@ -94,7 +95,7 @@ class _SleepingLanes:
 
 
 class WaitingRunner(PricedRunner):
-    """In place of `device.runner.Runner`. The work that the real one has for a batch on the host is not in it."""
+    """In place of `device.runner.Runner`, without the work that the real runner does on the host for each batch."""
 
     def __init__(self, prices: EnginePrices) -> None:
         super().__init__(prices)
@@ -102,7 +103,7 @@ class WaitingRunner(PricedRunner):
         self.idle_lanes = cast(Any, _SleepingLanes())
         cast(Any, self.model).device = SimpleNamespace(type="cuda")
         self._free_s = 0.0
-        """When the device has computed what it was given."""
+        """When the device will have finished all batches given to it."""
 
     def enter(self) -> None:
         return None
@@ -114,25 +115,25 @@ class WaitingRunner(PricedRunner):
         return _Ready(max(self._free_s, time.perf_counter()))
 
     def prefill(self, tracks: Sequence[Any], feeds: Sequence[LmFeed]) -> list[Any]:
-        return self._later(super().prefill(tracks, feeds))
+        return self._when_ready(super().prefill(tracks, feeds))
 
     def decode(self, tracks: Sequence[Any], rows: Sequence[DecodeRow]) -> list[Any]:
-        return self._later(super().decode(tracks, rows))
+        return self._when_ready(super().decode(tracks, rows))
 
     def vocode(self, tracks: Sequence[Any], on_failure: object) -> list[Any]:
         made: list[Any] = []
         for begin in range(0, len(tracks), MOST_ROWS):
-            made += self._later(super().vocode(tracks[begin : begin + MOST_ROWS], on_failure))
+            made += self._when_ready(super().vocode(tracks[begin : begin + MOST_ROWS], on_failure))
         return made
 
-    def _later(self, results: Sequence[Any]) -> list[Any]:
+    def _when_ready(self, results: Sequence[Any]) -> list[Any]:
         ready = _Ready(self._free_s)
         return [None if result is None else _Result(result, ready) for result in results]
 
 
 def load(settings: Settings, tell: EventSink, check_wanted: Callable[[], None] = lambda: None) -> Any:
     """In place of `loading.load`."""
-    prices = replace(PRICES, cost=COST, n_slots=settings.n_slots)
+    prices = replace(PRICES, cost=COST_OF_RUN, n_slots=settings.n_slots)
     core = Core(cast(Any, WaitingRunner(prices)), cast(Any, {VOICE: None}), DEFAULT, tell)
     voices = SimpleNamespace(serve=lambda send: None, look_now=lambda number: None)
     return SimpleNamespace(core=core, choice=EngineChoice(), voices=voices)

@@ -457,14 +457,14 @@ def test_a_bad_sound_for_a_turn_that_the_server_has_ended_is_refused_and_not_loo
 
 def test_a_connection_may_be_reset_only_while_the_server_gets_no_memory() -> None:
     around = Surroundings(0, Tally(), Stops())
-    assert not around.may_reject(ConnectionResetError(104, "Connection reset by peer"))
+    assert not around.excuses_failed_connection(ConnectionResetError(104, "Connection reset by peer"))
     around.has_memory = False
-    assert around.may_reject(ConnectionResetError(104, "Connection reset by peer"))
-    assert not around.may_reject(ConnectionRefusedError(111, "Connection refused"))
-    assert not around.may_reject(TimeoutError("no answer within 5 s"))
+    assert around.excuses_failed_connection(ConnectionResetError(104, "Connection reset by peer"))
+    assert not around.excuses_failed_connection(ConnectionRefusedError(111, "Connection refused"))
+    assert not around.excuses_failed_connection(TimeoutError("no answer within 5 s"))
 
 
-def test_calls_may_be_refused_only_if_an_engine_stands_still_for_a_second() -> None:
+def test_new_calls_may_be_refused_only_after_a_long_stop_of_the_engine() -> None:
     assert nemesis.makes_engine_stale(make_round(75, 2, n_calls=90).faults)
     assert nemesis.makes_engine_stale((Fault(1000, "stop_engine", 700), Fault(1750, "stop_engine", 300)))
     assert not nemesis.makes_engine_stale((Fault(1000, "stop_engine", 700),))

@@ -35,6 +35,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Lane,
     Need,
     OwedWork,
+    PendingWork,
     Slots,
     Stage,
     new_stream_delay_ns,
@@ -449,8 +450,8 @@ class Core:
                 job.earlier_track = None
 
     def _give_out_first(self, now_ns: int, unread: Collection[Job] = ()) -> None:
-        """Give out first audio that was held back and lasts long enough now. `unread`: jobs whose next audio is made
-        and on its way."""
+        """Give out first audio that was held back and now lasts until the next audio. `unread`: jobs whose output of
+        the vocoder this step has not read yet."""
         if not any(job.first_audio and not job.is_over for job in self._jobs.values()):
             return
         per = self.ahead, self.runner.n_flow_steps
@@ -458,7 +459,8 @@ class Core:
         costs = self.counters.costs
         if self._idle.can_help and len(works) == 1:
             costs = self.counters.alone_prices(next(iter(works)).is_drawing)
-        owed = OwedWork((work for work in works.values() if work is not None), costs)
+        in_vocoder = (PendingWork(job.due_ns, (0, 0, 0, 1)) for job in unread)
+        owed = OwedWork((*(work for work in works.values() if work is not None), *in_vocoder), costs)
         for job, work in works.items():
             if job.first_audio and job.may_be_heard(work, owed, max(1, self._n_lanes), now_ns):
                 self._give_out(job, [], now_ns)

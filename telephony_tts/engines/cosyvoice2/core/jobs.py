@@ -116,16 +116,16 @@ class Job:
             self.fail(error)
             return False
 
-    def pending_work(self, ahead: AheadLimits, n_flow_steps: int, is_vocoded: bool = False) -> PendingWork | None:
-        """The work until its listener gets more audio. A block takes `n_flow_steps`. `is_vocoded`: its next audio is
-        made, and the work is that for the audio after it.
+    def pending_work(self, ahead: AheadLimits, n_flow_steps: int, is_in_vocoder: bool = False) -> PendingWork | None:
+        """The work until its listener gets more audio. A block takes `n_flow_steps`. `is_in_vocoder`: its oldest
+        mel is in the vocoder, and the work is that for the audio after it.
 
-        None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
+        None if there is none: the turn has no audio yet, its text has not come, or enough audio is ready."""
         piece = self.stream.voicing or self.stream.piece
-        is_heard = not self.is_new or bool(self.first_audio) or is_vocoded
-        if not is_heard or self.is_over or piece is None or piece.is_over:
+        has_audio = not self.is_new or bool(self.first_audio) or is_in_vocoder
+        if not has_audio or self.is_over or piece is None or piece.is_over:
             return None
-        if piece.n_mel_parts > is_vocoded:
+        if piece.n_mel_parts - int(is_in_vocoder) > 0:
             return PendingWork(self.due_ns, (0, 0, 0, piece.next_size))
         if self.blocks:
             first = self.blocks[0].flow_block

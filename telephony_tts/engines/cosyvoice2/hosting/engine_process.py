@@ -1,8 +1,8 @@
 """The program of the engine's own process. Its parent is `process_host`.
 
-It reads orders from an inherited socket and writes events to it. What is sent at one time is a length and a pickled
-list. Both ends run from the same files. The process ends when the socket is closed, also while it loads. So it outlives
-its parent by one heartbeat at most.
+It reads orders from an inherited socket and writes events to it. Each write is a length and a pickle: first the
+settings and the log level, then lists of messages. Both ends run from the same files. The process ends when the socket
+is closed, also while it loads. So it outlives its parent by one heartbeat at most.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_MESSAGES = 64
+"""At one time. The parent's event loop, which also sends the frames of calls, takes them in without a pause."""
 HEARTBEAT_S = 0.25
 """Well below `stall_judge.STALLED_NS`."""
 
@@ -59,7 +61,7 @@ class _Channel:
         self._out.put(message)
 
     def receive(self) -> Any:
-        """The settings, then a list of orders; None when the parent has closed the socket."""
+        """First the settings and the log level, then lists of orders; None when the parent has closed the socket."""
         try:
             header = self._file.read(HEADER.size)
             n = HEADER.unpack(header)[0] if len(header) == HEADER.size else 0
@@ -77,10 +79,10 @@ class _Channel:
         waiting: list[Message | None] = []
         try:
             while None not in waiting:
-                # All that waits goes at once: a step of 64 calls makes hundreds of chunks.
+                # What waits goes at once: a step of 64 calls makes hundreds of chunks.
                 waiting = [self._out.get()]
                 with suppress(Empty):
-                    while True:
+                    while waiting[-1] is not None and len(waiting) < MOST_MESSAGES:
                         waiting.append(self._out.get_nowait())
                 self._connection.sendall(packed([message for message in waiting if message is not None]))
         except OSError:

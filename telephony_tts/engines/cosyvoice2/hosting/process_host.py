@@ -94,7 +94,7 @@ class _EngineProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: list[Order | ReadVoices] = []
-        """To be sent when the event loop has run the tasks that are ready now."""
+        """Orders not written yet. `_send_all` writes them in the next iteration of the event loop."""
         self._first = packed((settings, logging.getLogger().getEffectiveLevel()))
 
     async def connect(self) -> asyncio.StreamReader:
@@ -104,7 +104,8 @@ class _EngineProcess:
         return reader
 
     def send(self, order: Order | ReadVoices) -> None:
-        """Orders of one moment go in one message: an engine that gets the first of many turns alone begins with it."""
+        """Send an order. Orders of one iteration of the event loop go as one message: if the first of many turns
+        arrived alone, the engine would compute it alone."""
         if self._loop is None:
             return
         if not self._orders:
@@ -113,8 +114,14 @@ class _EngineProcess:
 
     def _send_all(self) -> None:
         orders, self._orders = self._orders, []
-        if self._writer is not None and not self._writer.is_closing():
+        if self._writer is None or self._writer.is_closing():
+            return
+        try:
             self._writer.write(packed(orders))
+        except Exception:
+            # Their utterances would wait for ever. Without its socket the process ends, and they end with it.
+            log.exception("orders for the speech engine could not be sent")
+            self._writer.transport.abort()
 
     async def end(self) -> str:
         """Close the socket, which ends the process, or kill it. Returns how it ended."""
@@ -396,7 +403,7 @@ class ProcessHost:
                 if message.step_s > self._timeouts.step_s:
                     raise _ProcessHung(f"a step has taken {message.step_s:.0f} s")
             case LogMessage():
-                record: logging.LogRecord = pickle.loads(message.record)
+                record: logging.LogRecord = pickle.loads(message.pickled_record)
                 logging.getLogger(record.name).handle(record)
 
     def _check_later(self, judge: StallJudge, limit: asyncio.Timeout) -> None:

@@ -1,5 +1,5 @@
-"""Messages between the engine's process and its parent, beside orders. On the socket, what is sent at one time is a
-length and a pickled list."""
+"""Messages between the engine's process and its parent, beside orders. On the socket, messages go in pickled lists,
+each with its length in front."""
 
 from __future__ import annotations
 
@@ -65,15 +65,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """A log record for the parent's handlers, pickled by itself: it may hold what cannot be pickled."""
+    """A log record for the parent's handlers. It is pickled before it is queued, so that a record which cannot be
+    pickled does not fail the messages sent with it."""
 
-    record: bytes
+    pickled_record: bytes
 
 
 Message = EngineReady | VoicesRead | LoadFailed | UtteranceEvent | Heartbeat | LogMessage
 
 
-def packed(message: object) -> bytes:
-    """The bytes on the socket of what is sent at one time."""
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def packed(content: object) -> bytes:
+    """The bytes that go over the socket: the length of the pickle, then the pickle."""
+    data = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(data)) + data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from speaking import N_SLOTS, SENTENCE, TOGETHER, Rig, Stepped, Watched
 
 from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
+from telephony_tts.engines.cosyvoice2.core import core
 from telephony_tts.engines.cosyvoice2.core.orders import Event
 from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, OwedWork, PendingWork, Stage
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock
@@ -255,8 +256,8 @@ def test_audio_too_short_to_be_heard_does_not_stop_the_ids(
 def test_first_audio_of_many_calls_is_given_out_as_it_comes_from_the_device(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes in several transfers, and the first callers waited for the last one: 10 ms of an H200 for 64."""
-    monkeypatch.setattr(runner, "MOST_ROWS", 1)  # a transfer for each
+    """Audio comes in several transfers. Before, first audio of all callers waited for the last one: 10 ms for 64."""
+    monkeypatch.setattr(runner, "MOST_ROWS", 1)  # one transfer for each call
     it = Stepped(rig, runner=Watched(rig, TOGETHER)).have_voices("prompted")
     it.core.counters.costs = FixedPrices()
     order: list[tuple[str, int]] = []
@@ -271,7 +272,14 @@ def test_first_audio_of_many_calls_is_given_out_as_it_comes_from_the_device(
             order.append(("heard", key))
         tell(key, event)
 
+    n_computed: list[int] = []
+
+    def owed(works: Sequence[PendingWork], costs: Any) -> OwedWork:
+        n_computed.append([work.n_batches for work in works].count((0, 0, 0, 1)))
+        return OwedWork(works, costs)
+
     monkeypatch.setattr(Sound, "read", reads)
+    monkeypatch.setattr(core, "OwedWork", owed)
     it.core.tell = tells
     for _ in range(N_SLOTS):
         it.say(Request(SENTENCE, seed=5))
@@ -279,10 +287,12 @@ def test_first_audio_of_many_calls_is_given_out_as_it_comes_from_the_device(
         assert it.core.step()
     expected = [each for key in range(N_SLOTS) for each in (("read", key), ("heard", key))]
     assert list(dict.fromkeys(order)) == expected
+    # The device still computes the audio of the later transfers.
+    assert n_computed == [2, 1, 0]
 
 
-def test_a_call_whose_audio_is_on_its_way_will_soon_need_more(stepped: Callable[..., Stepped]) -> None:
-    """Another one's first audio is held back because of it, as if it were heard already."""
+def test_a_call_with_unread_audio_counts_as_pending_work(stepped: Callable[..., Stepped]) -> None:
+    """Its next block competes with other calls, so their first audio may be held back."""
     it = stepped()
     key = it.say(Request(LONG))
     job = it.core._jobs[key]
@@ -290,5 +300,5 @@ def test_a_call_whose_audio_is_on_its_way_will_soon_need_more(stepped: Callable[
         assert it.core.step()
     per = it.core.ahead, FEW_EULER
     assert job.is_new and job.pending_work(*per) is None
-    on_its_way = job.pending_work(*per, True)
-    assert on_its_way is not None and on_its_way.n_batches[Stage.FLOW] == FEW_EULER
+    unread = job.pending_work(*per, True)
+    assert unread is not None and unread.n_batches[Stage.FLOW] == FEW_EULER

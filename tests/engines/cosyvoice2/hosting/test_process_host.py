@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -410,15 +410,23 @@ def test_idle_threads_of_openmp_sleep_unless_the_operator_says_otherwise(
     assert environment["OMP_WAIT_POLICY"] == wait and environment["OMP_NUM_THREADS"] == str(n_threads or 1)
 
 
-def test_orders_of_one_moment_go_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the engine begins with the first of many turns while the others are on their way."""
-    theirs: list[socket.socket] = []
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
+    """The process's end of the socket; the process itself is not started."""
+    ends: list[socket.socket] = []
 
     def starts(*_: object, pass_fds: list[int], **__: object) -> SimpleNamespace:
-        theirs.append(socket.socket(fileno=os.dup(pass_fds[0])))
+        ends.append(socket.socket(fileno=os.dup(pass_fds[0])))
         return SimpleNamespace(poll=lambda: 0, wait=lambda: 0)
 
     monkeypatch.setattr(process_host.subprocess, "Popen", starts)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_orders_of_one_moment_go_in_one_message(theirs: list[socket.socket]) -> None:
+    """Otherwise the engine begins with the first of many turns while the others are on their way."""
 
     async def use() -> None:
         process = process_host._EngineProcess(Settings(Path("nowhere")))
@@ -431,6 +439,24 @@ def test_orders_of_one_moment_go_in_one_message(monkeypatch: pytest.MonkeyPatch)
         process.send(CancelOrder(0))
         read = [pickle.loads(await reader.readexactly(*HEADER.unpack(await reader.readexactly(4)))) for _ in range(3)]
         assert read[1:] == [orders, [CancelOrder(0)]]
+        await process.end()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(use(), WAIT_S))
+
+
+def test_a_process_that_cannot_be_sent_its_orders_is_ended(theirs: list[socket.socket]) -> None:
+    """Memory may be used up. Utterances whose orders are lost would wait for ever; with the process they end."""
+
+    async def use() -> None:
+        process = process_host._EngineProcess(Settings(Path("nowhere")))
+        await process.connect()
+        reader, writer = await asyncio.open_connection(sock=theirs[0])
+        await reader.readexactly(*HEADER.unpack(await reader.readexactly(4)))
+        process.send(CancelOrder(0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process_host, "packed", lambda _: bytes(10**18))
+            assert await reader.read() == b""
         await process.end()
         writer.close()
 

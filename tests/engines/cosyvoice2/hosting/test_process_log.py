@@ -38,7 +38,7 @@ def ends() -> Iterator[tuple[_Channel, socket.socket]]:
 
 
 def received(parents: socket.socket, n: int) -> list[Message]:
-    """The next `n` messages. What waits is sent at one time."""
+    """At least `n` messages. One read may bring several."""
     messages: list[Message] = []
     while len(messages) < n:
         (n_bytes,) = HEADER.unpack(_read(parents, HEADER.size))
@@ -49,7 +49,9 @@ def received(parents: socket.socket, n: int) -> list[Message]:
 def _read(parents: socket.socket, n: int) -> bytes:
     data = b""
     while len(data) < n:
-        data += parents.recv(n - len(data))
+        more = parents.recv(n - len(data))
+        assert more, "the process has closed its end"
+        data += more
     return data
 
 
@@ -67,7 +69,7 @@ def test_a_record_that_cannot_be_pickled_loses_only_what_cannot(ends: tuple[_Cha
     channel.send(BEAT)
     told, beat = received(parents, 2)
     assert isinstance(told, LogMessage)
-    record = pickle.loads(told.record)
+    record = pickle.loads(told.pickled_record)
     assert (record.name, record.levelno, record.getMessage()) == ("a.library", logging.WARNING, "slow disk")
     found = vars(record)
     assert (found["ms"], found["lock"]) == (7, "<lock>") and found["fields"] == {"turn": "t1", "held": "<lock>"}
@@ -75,7 +77,7 @@ def test_a_record_that_cannot_be_pickled_loses_only_what_cannot(ends: tuple[_Cha
 
 
 def test_messages_that_wait_are_sent_at_one_time_and_in_their_order(ends: tuple[_Channel, socket.socket]) -> None:
-    """A step of many calls has hundreds of chunks. One by one they took their listeners 10 ms."""
+    """A step of many calls sends hundreds of chunks. Sent one by one, they delayed first audio by 10 ms."""
     channel, parents = ends
     events = [UtteranceEvent(key, UtteranceBegan(1)) for key in range(20_000)]
     for event in events:
