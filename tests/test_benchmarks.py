@@ -18,7 +18,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes", "fleet", "fleet_local", "ops", "noise_reduction",
+    "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work",
 )  # fmt: skip
 
 _REAL = "pauses"
@@ -142,8 +142,12 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "recording":
         assert results["summary"]["ratio"] > 0 and results["summary"]["on"]["ms_per_call_s"] > 0
         assert all(one["on"]["recorded_mb"] > 0 == one["off"]["recorded_mb"] for one in results["rounds"])
+    elif name == "host_work":
+        (row,), (median,) = results["rounds"], results["medians"]
+        assert (row["callers"], row["turns"], row["failed"]) == (2, 2, 0)
+        assert 50 < median["batches_ms"] < median["first_audio_ms_p50"] <= median["first_audio_ms_p95"]
     elif name == "fleet":
-        assert results["engine"]["assumed"] is True and results["simulated"] is True
+        assert results["engine"]["measured"] is True and results["simulated"] is True
         assert [row["apart"]["first_audio_ms_p50"] for row in results["calibration"]] == [0.0]
         assert results["size"]["replicas_needed"] >= 1 and len(results["runs"]) == 5
         for row in results["runs"].values():
