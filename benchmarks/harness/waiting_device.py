@@ -7,7 +7,6 @@ As on a GPU, batches run in order while the host goes on, and the host waits onl
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from fleet_parts.prices import NAMED_PRICES, EnginePrices
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import SleepingLanes
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
 from telephony_tts.engines.cosyvoice2.hosting import engine_process, known_voices, loading
@@ -72,35 +72,13 @@ class _Result:
         return result if isinstance(result, list) else result + np.int16(8000)
 
 
-class _SleepingLanes:
-    """The device's one lane, which sleeps until orders come."""
-
-    can_help = False
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._n_calls = 0
-
-    def n_calls(self) -> int:
-        return self._n_calls
-
-    def call(self) -> None:
-        with self._changed:
-            self._n_calls += 1
-            self._changed.notify_all()
-
-    def wait(self, n_seen: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._n_calls != n_seen)
-
-
 class WaitingRunner(PricedRunner):
     """In place of `device.runner.Runner`, without the work that the real runner does on the host for each batch."""
 
     def __init__(self, prices: EnginePrices) -> None:
         super().__init__(prices)
         self.n_pass_rows = PASS_ROWS
-        self.idle_lanes = cast(Any, _SleepingLanes())
+        self.idle_lanes = cast(Any, SleepingLanes())
         cast(Any, self.model).device = SimpleNamespace(type="cuda")
         self._free_s = 0.0
         """When the device will have finished all batches given to it."""
