@@ -1,5 +1,5 @@
-"""The program of the engine's process with a simulated device: it computes nothing, and each batch takes as long as on
-an H200. `host_work.py` starts it in place of `engine_process`.
+"""The program of the engine's process with a simulated device: it computes nothing, and each batch takes about as
+long as on an H200. `host_work.py` starts it in place of `engine_process`.
 
 As on a GPU, batches run in order while the host goes on, and the host waits only when it reads a result.
 """
