@@ -1,9 +1,9 @@
 """What the host adds to first audio on a GPU: the engine's real service and process, with a simulated device.
 
 All callers begin at once. Each begins its next turn when it has heard the one before. Each batch takes about as long as
-on an H200 (`harness/waiting_device.py`), so this needs no GPU. First audio beyond the sum of the batches is the host's work:
-the two processes, the schedule, and what they send each other. What the real runner does for a batch on the host, such
-as filling a graph's inputs, is not in it.
+on an H200 (`harness/waiting_device.py`), so this needs no GPU. First audio beyond the sum of the batches is the host's
+work: the two processes, the schedule, and what they send each other. What the real runner does for a batch on the host,
+such as filling a graph's inputs, is not in it.
 """
 
 from __future__ import annotations
