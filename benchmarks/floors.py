@@ -1,8 +1,8 @@
 """The least time that a second of speech can take on one core, beside the time that it takes.
 
 The floor of a stage follows from the products and bytes that it needs, and from how fast this core multiplies and reads
-memory. Both sides are measured here. Products are counted while the stage computes: those of the int8 kernels call by
-call, those of PyTorch's operations by its own formulas. Times are of one thread, full size, random weights:
+memory. Both sides are measured here. Products are counted while the stage computes: those of our kernels call by call,
+those of PyTorch's operations by its own formulas. Times are of one thread, full size, random weights:
 
   prompt           the language model reads voice and text, once for each utterance
   language model   25 ids of one stream, one after the other: all weights are read for each
@@ -47,11 +47,14 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LOOKAHEAD_TOKENS,
     TOKENS_PER_S,
 )
-from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Transformers
+from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Resnet, Int8Transformers
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
+from telephony_tts.engines.cosyvoice2.model.kernel_conv import KernelConv
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
 from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
+from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv
+from telephony_tts.engines.cosyvoice2.model.weight_memory import WeightMemory
 from telephony_tts.engines.cosyvoice2.profile import FAST
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 
@@ -140,12 +143,12 @@ def _registers(seconds: float, more: Sequence[str]) -> float:
 
 
 def _read_bytes(n_threads: int, seconds: float, n_bytes: int) -> float:
-    """Bytes that all threads read in a second, each from memory of its own."""
+    """Bytes that all threads read in a second, each from memory of its own, which is as that of the weights."""
     speeds, start = [0.0] * n_threads, threading.Barrier(n_threads)
 
     def read(i: int) -> None:
         torch.set_num_threads(1)
-        values = torch.ones(n_bytes // 8, dtype=torch.int64)
+        values = WeightMemory().take(n_bytes).view(torch.int64).fill_(1)
         start.wait()
         speeds[i] = n_bytes / _least_s(values.sum, seconds)
 
@@ -193,6 +196,13 @@ class Work(TorchDispatchMode):
         n_keys = n + sum(piece.n for piece in run._pieces)
         self.products[f"{INT8} attention"] += 3 * n_rows * n * n_keys * (d // 3)
 
+    def add_conv(self, of: KernelConv | Bfloat16SnakeConv, y: Tensor) -> None:
+        """A convolution whose result is y [B, T, C]."""
+        shape = of._of
+        kind = str(of._dtype).removeprefix("torch.") if isinstance(of, KernelConv) else "bfloat16"
+        d_in = shape.d_in if isinstance(of, KernelConv) else shape.d
+        self.products[kind] += y.numel() * d_in * shape.kernel
+
 
 @contextmanager
 def _replaced(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
@@ -208,19 +218,22 @@ def _replaced(owner: type, name: str, make: Callable[[Callable[..., Any]], Calla
 def _kernels_seen(
     on_map: Callable[[Int8Linear, int], object],
     on_attention: Callable[[Int8Pass, Tensor], object],
+    on_conv: Callable[[KernelConv | Bfloat16SnakeConv, Tensor], object],
     seconds: dict[str, float],
 ) -> Iterator[None]:
-    """Tells of every call of the int8 kernels, and adds its seconds to those of maps and of attention."""
+    """Tells of every call of the kernels, and adds its seconds to those of its kind."""
 
-    def timed(kind: str, tell: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def timed(
+        kind: str, tell: Callable[..., object], tell_after: Callable[..., object] = _ignore
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(work: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 tell(*args)
                 begun = time.perf_counter()
-                try:
-                    return work(*args, **kwargs)
-                finally:
-                    seconds[kind] += time.perf_counter() - begun
+                result = work(*args, **kwargs)
+                seconds[kind] += time.perf_counter() - begun
+                tell_after(args[0], result)
+                return result
 
             return run
 
@@ -245,26 +258,34 @@ def _kernels_seen(
                 on_map(one, n_rows)
             on_attention(context, x.new_empty(*x.shape[:-1], each.qkv.n, device="meta"))
 
+    def resnets(of: Int8Resnet, x: Tensor, *_: object) -> None:
+        for one in (*(each.conv for each in of._blocks), of._skip):
+            on_map(one.windows, x.numel() // x.shape[-1])
+
     with (
         _replaced(Int8Linear, "__call__", timed("maps", rows)),
         _replaced(Int8Linear, "of_windows", timed("maps", windows)),
         _replaced(Int8Decoder, "__call__", timed("maps", layers)),
-        _replaced(Int8Transformers, "__call__", timed("maps and attention", blocks)),
+        _replaced(Int8Transformers, "__call__", timed("transformers", blocks)),
+        _replaced(Int8Resnet, "__call__", timed("resnets", resnets)),
+        _replaced(KernelConv, "__call__", timed("convolutions", _ignore, on_conv)),
+        _replaced(Bfloat16SnakeConv, "__call__", timed("residual blocks", _ignore, on_conv)),
     ):
         yield
 
 
 def _stages(side: ModelSide, n_rounds: int) -> dict[str, dict[str, Any]]:
     """For a second of speech: seconds of each stage (medians), its parts, and what was counted."""
-    works: dict[str, Callable[[StageWork], object]] = {
-        "prompt": lambda work: work.prefill(),
-        "language model": lambda work: [work.decode() for _ in range(TOKENS_PER_S)],
-        "flow": _block,
-        "vocoder": lambda work: work.vocode(),
+    works: dict[str, Callable[[StageWork], float]] = {
+        "prompt": lambda work: work.prefill() or 1,
+        "language model": _ids,
+        "flow": lambda work: _block(work) or 1,
+        "vocoder": lambda work: work.vocode() or 1,
     }
+    """Each returns how many seconds of speech it has worked for."""
     found: dict[str, dict[str, Any]] = {}
     for name, run in works.items():
-        seconds, parts = list[float](), list[dict[str, float]]()
+        measured_s, parts = list[float](), list[dict[str, float]]()
         for turn in range(n_rounds + 2):  # the first one warms up, the second one is counted
             work = StageWork(side, 1)
             if name == "language model":
@@ -279,27 +300,27 @@ def _stages(side: ModelSide, n_rounds: int) -> dict[str, dict[str, Any]]:
                 continue
             if turn == 1:
                 counted = Work()
-                with _kernels_seen(counted.add_map, counted.add_attention, defaultdict(float)), counted:
-                    run(work)
+                tell = counted.add_map, counted.add_attention, counted.add_conv
+                with _kernels_seen(*tell, defaultdict(float)), counted:
+                    n_counted = run(work)
                 if name == "language model":
-                    counted.weight_bytes += TOKENS_PER_S * _kept_bytes(side)
+                    counted.weight_bytes += round(TOKENS_PER_S * n_counted) * _kept_bytes(side)
                 continue
             of_kernels: dict[str, float] = defaultdict(float)
             timer = StageTimer()
-            with _kernels_seen(_ignore, _ignore, of_kernels), timer.on(side.model):
+            with _kernels_seen(_ignore, _ignore, _ignore, of_kernels), timer.on(side.model):
                 begun = time.perf_counter()
-                run(work)
-                seconds.append(time.perf_counter() - begun)
+                n_run = run(work)
+                measured_s.append((time.perf_counter() - begun) / n_run)
             sampling = {"sampling": timer.seconds["LM sampling"]} if name == "language model" else {}
-            parts.append({**of_kernels, **sampling})
-        names = list(parts[0])
-        of_parts = {part: round(statistics.median(each[part] for each in parts), 4) for part in names}
-        total = statistics.median(seconds)
+            parts.append({part: s / n_run for part, s in {**of_kernels, **sampling}.items()})
+        of_parts = {part: round(statistics.median(each[part] for each in parts), 4) for part in parts[0]}
+        total = statistics.median(measured_s)
         found[name] = {
             "measured_s": round(total, 4),
             "parts_s": {**of_parts, "all else": round(total - sum(of_parts.values()), 4)},
-            "giga_products": {kind: round(n / 1e9, 3) for kind, n in counted.products.items()},
-            "gigabytes": round(counted.weight_bytes / 1e9, 3) if name == "language model" else None,
+            "giga_products": {kind: round(n / n_counted / 1e9, 3) for kind, n in counted.products.items()},
+            "gigabytes": round(counted.weight_bytes / n_counted / 1e9, 3) if name == "language model" else None,
         }
     return found
 
@@ -308,6 +329,14 @@ def _kept_bytes(side: ModelSide) -> int:
     """Of the keys and values that the next id reads."""
     cache = side.model.cache
     return cache.data[:, :, 0, :, : cache.lengths[0]].nbytes
+
+
+def _ids(work: StageWork) -> float:
+    """A second of ids or a little more: a call draws several."""
+    n = 0
+    while n < TOKENS_PER_S:
+        n += work.decode()
+    return n / TOKENS_PER_S
 
 
 def _block(work: StageWork) -> None:

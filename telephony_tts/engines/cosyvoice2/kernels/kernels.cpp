@@ -88,19 +88,26 @@ inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], con
     }
 }
 
+enum Reading { kCached, kInOrder, kFetched };  // how a tile reads weights: from a cache, or from memory in one of two ways
+
 // R rows of `a` times NV vectors of outputs: each(row, vector, sums)
-template <int R, int NV, bool kStreamed, class Each>
+template <int R, int NV, Reading kReading, class Each>
 inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     Ints sums[R][NV];
     for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) sums[r][v] = Ints{};
     int k = 0;
-    // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long.
-    for (; k + 4 <= k4; k += 4, a += 16, w += 4 * layout.step)
-        for (int u = 0; u < 4; u++) {
-            // Few rows take less time to compute than their weights to arrive.
-            if (kStreamed && R < kRows) for (int v = 0; v < NV; v++) __builtin_prefetch(w + u * layout.step + v * layout.vector + kAhead);
-            add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
-        }
+    // Few rows take less time to compute than their weights to arrive.
+    constexpr bool kIsFew = R < kRows, kInFours = kReading != kInOrder || !kIsFew;
+    // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long. But then the compiler mixes the loads of
+    // four steps, and a Zen 4 that waits for memory foresees them less well: two decode rows took 18 ms in place of 13.
+    if (kInFours)
+        for (; k + 4 <= k4; k += 4, a += 16, w += 4 * layout.step)
+            for (int u = 0; u < 4; u++) {
+                if (kReading == kFetched && kIsFew)
+                    for (int v = 0; v < NV; v++) __builtin_prefetch(w + u * layout.step + v * layout.vector + kAhead);
+                add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
+            }
+#pragma GCC unroll 1
     for (; k < k4; k++, a += 4, w += layout.step) add_products<R, NV>(sums, a, lda, w, layout.vector);
     // Unrolled, or the sums go through memory.
 #pragma GCC unroll 8
@@ -109,16 +116,16 @@ inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int
         for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
 }
 
-template <int NV, bool kStreamed = false, class Each>
+template <int NV, Reading kReading = kCached, class Each>
 void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n_rows) {
-        case 1: return tile<1, NV, kStreamed>(a, lda, w, layout, k4, each);
-        case 2: return tile<2, NV, kStreamed>(a, lda, w, layout, k4, each);
-        case 3: return tile<3, NV, kStreamed>(a, lda, w, layout, k4, each);
-        case 4: return tile<4, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 1: return tile<1, NV, kReading>(a, lda, w, layout, k4, each);
+        case 2: return tile<2, NV, kReading>(a, lda, w, layout, k4, each);
+        case 3: return tile<3, NV, kReading>(a, lda, w, layout, k4, each);
+        case 4: return tile<4, NV, kReading>(a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 5: return tile<5, NV, kStreamed>(a, lda, w, layout, k4, each);
-        case 6: return tile<6, NV, kStreamed>(a, lda, w, layout, k4, each);
+        case 5: return tile<5, NV, kReading>(a, lda, w, layout, k4, each);
+        case 6: return tile<6, NV, kReading>(a, lda, w, layout, k4, each);
 #endif
     }
 }
@@ -329,8 +336,8 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
                 if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
                 else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
             };
-            if (fetches_ahead()) tiles<kVectors, true>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
-            else tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            if (fetches_ahead()) tiles<kVectors, kFetched>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            else tiles<kVectors, kInOrder>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
         } else {
             tiles<kVectors>(r, bytes, a.stride, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
                 finish(j, v, to_floats(sums - 128 * rows[j].total));

@@ -45,7 +45,8 @@ WEIGHTS = WeightMemory()
 def _mapping(n_bytes: int) -> Tensor:
     """uint8, at least `n_bytes`, from the beginning of a page of 2 MB on."""
     n_pages = -(-n_bytes // PAGE_BYTES)
-    mapped = mmap.mmap(-1, (n_pages + 1) * PAGE_BYTES)
+    # Private: of shared memory, which is what `mmap` gives unless asked, most systems have small pages only.
+    mapped = mmap.mmap(-1, (n_pages + 1) * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)

@@ -51,7 +51,10 @@ def test_small_weights_lie_side_by_side() -> None:
 def test_large_pages_are_asked_for(n_bytes: int) -> None:
     taken = WeightMemory().take(n_bytes)
     mapping = mapping_at(taken.data_ptr())
-    assert mapping is not None and "hg" in mapping["VmFlags"].split()
+    assert mapping is not None
+    flags = mapping["VmFlags"].split()
+    # Most systems have no large pages for shared memory, whoever asks.
+    assert "hg" in flags and "sh" not in flags
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not list mappings")
