@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import capacity
 from harness.lateness import frame_lateness_ms, lateness_between
 from harness.process import place, placed_here
 from harness.report import percentiles
@@ -48,6 +51,22 @@ def test_percentiles_are_nearest_ranks() -> None:
     assert percentiles(list(range(1, 101))) == {"n": 100, "p50": 50, "p95": 95, "p99": 99, "max": 100}
     assert percentiles([0.12345]) == {"n": 1, "p50": 0.123, "p95": 0.123, "p99": 0.123, "max": 0.123}
     assert percentiles([]) == {"n": 0}
+
+
+def test_a_window_without_speech_is_measured_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled machine let a window of half a second pass without any: then there is no cost of a second of speech."""
+    costs: list[float | None] = [None, None, 1.5]
+    monkeypatch.setattr(capacity, "_window", lambda *_, **__: {"server_cpu_ms_per_call_s": costs.pop(0)})
+    chosen = argparse.Namespace(calls=2, seconds=0.5)
+
+    def measured() -> dict[str, Any]:
+        return capacity._spoken_window("serve", (), "twilio", chosen)
+
+    assert measured() == {"server_cpu_ms_per_call_s": 1.5}
+    costs += [None] * 9
+    with pytest.raises(SystemExit, match=r"serve spoke in no call within 0\.5 s, 3 times"):
+        measured()
+    assert len(costs) == 6
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
