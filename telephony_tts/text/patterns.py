@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import re
 
+from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT
 
 NUMBER = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]{1,2}(?:,[0-9]{2}){1,4},[0-9]{3}(?![0-9]|,[0-9])|[0-9]+)(?:\.[0-9]+)?"
 )
 """Digits, with or without commas between thousands, also as in India ("1,25,340"), and with or without decimals."""
+
+_COMMA_DECIMAL = r"(?:[0-9]{1,3}(?:\.[0-9]{3}){1,4}|[0-9]{1,6}),[0-9]{1,2}(?![0-9]|[.,][0-9])"
+_COMMA_DECIMALS = re.compile(_COMMA_DECIMAL)
+_N_SEEN = 64
+"""No rule looks at more characters before or after a match."""
+
+
+def with_comma(rule: Rule) -> Rule:
+    """The same rule for numbers as Germany and Spain write them: "1.299,00", "12,5". NUMBER must be in its pattern.
+
+    Two digits or fewer behind a comma are no thousands, but without a currency or a unit they may be a list.
+    """
+    pattern, say = rule
+    parts = pattern.pattern.split(NUMBER)
+    assert len(parts) > 1
+
+    def said(match: re.Match[str]) -> str | None:
+        left, right = before(match, _N_SEEN), after(match, _N_SEEN)
+        written = _COMMA_DECIMALS.sub(lambda each: each.group().replace(".", "").replace(",", "."), match.group())
+        again = pattern.match(left + written + right, len(left))
+        return say(again) if again is not None and again.end() == len(left) + len(written) else None
+
+    return re.compile(_COMMA_DECIMAL.join(parts), pattern.flags), said
+
 
 MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
 """A unit after a number. A single letter does not count, because it may belong to a code."""

@@ -276,14 +276,15 @@ NUMBERS = """
     COVID-19 v1.2 1.2.3 24/7 24-hour 555-0199 1-800-555-0199 +1 +86 (555) 123-4567 800-FLOWERS 10.0.0.1 a@b.com
     www.shop.com/a shop.com, https://shop.com/x?a=1 XXXX-4821 ****4821 #4815 # & R&D + = @ and/or w/o - – — -5 5- 2x
     5x3 5x 10^3 °C 20°C 5'10" "Golden "4829" Lion" "so" (as ever) (4829) [a] **4829** **very important** *so* `x`
-    '90s 'tis' May June Mon Mon-Fri Sat–Sun USD EUR IL CA x ext 1st. Dr. p.m. a.m. 5pm 5½ ½ 10k 3M 5bn m²
+    '90s 'tis' May June Mon Mon-Fri Sat–Sun USD EUR IL CA x ext 1st. Dr. p.m. a.m. 5pm 5½ ½ 10k 3M 5bn m² 1.299,00
+    12,5 €49,90 1.299,00€ 12,5% 1,2
 """
 LINKS = """
     to of is as was your the my our and or through new one time login two-factor code PIN password number id sign in
     log verify confirm thousand million bn dollars cents percent minutes day days people kg fl oz sq ft ft hours hrs
     am pm cup inch off full price stars points Old Post Oak Pennsylvania Street Avenue St Road key per for between
     from until we will be there soon, about it; extension years will had order account press call version at about
-    it now here
+    it now here customers have
 """
 numbers, links = st.sampled_from(NUMBERS.split()), st.sampled_from(LINKS.split())
 

@@ -9,7 +9,7 @@ from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import dates as chinese_dates
 from telephony_tts.text.chinese import numbers as zh
 from telephony_tts.text.chinese.signs import SIGN_RULES
-from telephony_tts.text.patterns import NUMBER, SIGNS
+from telephony_tts.text.patterns import NUMBER, SIGNS, with_comma
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -79,6 +79,11 @@ def _say_range(match: re.Match[str]) -> str | None:
     if chinese_dates.SCORED.search(before(match, 14)) or re.match("获?胜|战胜|击败|领先|落后|战平", right):
         return f"{zh.number(first)}比{zh.number(last)}"
     return f"{_say_count(first, left, right)}到{_say_count(last, left, right)}"
+
+
+def _say_places(match: re.Match[str]) -> str:
+    """ "3栋-5栋"."""
+    return f"{zh.number(match['first'])}{match['name']}到{zh.number(match['last'])}{match['name']}"
 
 
 def _say_money(match: re.Match[str]) -> str:
@@ -195,7 +200,34 @@ _MONEY_SIGN: Rule = (
     ),
     _say_money,
 )
+_MONEY_AFTER: Rule = (
+    re.compile(
+        rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))", re.I
+    ),
+    _say_money_after,
+)
+_PERCENT: Rule = (
+    re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"),
+    _say_percent,
+)
+_QUANTITY: Rule = (
+    re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
+    _say_quantity,
+)
+_COMMA_RULES: tuple[Rule, ...] = (
+    with_comma(_PERCENT),
+    with_comma(_MONEY_AFTER),
+    with_comma(_QUANTITY),
+    with_comma(
+        (
+            re.compile(rf"{NUMBER}(?=\s?(?:欧元|元|美元|英镑|瑞士法郎)|{_TO}{NUMBER})|(?=[0-9]{{1,15}}\.){NUMBER}"),
+            _say_number,
+        )
+    ),
+)
+
 _DIGIT_RULES: tuple[Rule, ...] = (
+    *_COMMA_RULES,
     *_ADDRESS_RULES,
     (addresses.IP, _say_ip),
     *chinese_dates.DATE_RULES,
@@ -204,14 +236,8 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     *chinese_codes.TELEPHONE_RULES,
     chinese_dates.MONTH_DASH_DAY,
     (addresses.VERSION, _say_version),
-    (re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"), _say_percent),
-    (
-        re.compile(
-            rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
-            re.I,
-        ),
-        _say_money_after,
-    ),
+    _PERCENT,
+    _MONEY_AFTER,
     (
         re.compile(
             r"(?:(?P<whole>[0-9]{1,6})(?:又|\s))?(?P<top>[0-9]{1,6})/(?P<bottom>[0-9]{1,6})(?![0-9/])(?P<unit>\s?mmHg)?"
@@ -222,12 +248,16 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])"), _say_power),
     (re.compile(r"[1-9][1-9](?=折)"), _say_discount),
     (re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<letter>[wkMGT])(?![A-Za-z0-9²³/])"), _say_letter_scale),
-    (
-        re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
-        _say_quantity,
-    ),
+    _QUANTITY,
     (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z^])"), _say_size),
     (re.compile(rf"(?P<first>{NUMBER}){_TO}(?P<last>{NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
+    (
+        re.compile(
+            r"(?P<first>[1-9][0-9]{0,2})(?P<name>号楼|单元|[栋幢楼层座期排区章页级班])\s?[-–—~]\s?"
+            r"(?P<last>[1-9][0-9]{0,2})(?P=name)"
+        ),
+        _say_places,
+    ),
     (re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,4})?(?:[:：][0-9]{1,6}(?:\.[0-9]{1,4})?){1,3}(?![0-9])"), _say_ratio),
     *chinese_codes.MIXED_RULES,
     (re.compile(NUMBER), _say_number),
@@ -235,6 +265,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
 _WORD_RULES: tuple[Rule, ...] = (
     *_ADDRESS_RULES,
     (re.compile(r"[Nn][Oo]\.\s?(?=[0-9])"), _say_no),
+    with_comma(_MONEY_SIGN),
     _MONEY_SIGN,
     (addresses.VERSION, _say_version),
     *chinese_codes.MIXED_RULES,
@@ -252,6 +283,6 @@ CHINESE = Language(
     rules={
         "digit": _DIGIT_RULES,
         "word": _WORD_RULES,
-        "sign": (*chinese_codes.TELEPHONE_RULES, _MONEY_SIGN, *SIGN_RULES),
+        "sign": (*chinese_codes.TELEPHONE_RULES, with_comma(_MONEY_SIGN), _MONEY_SIGN, *SIGN_RULES),
     },
 )

@@ -52,6 +52,11 @@ _COUNTED = re.compile(
     r"s?\b)",
     re.I,
 )
+_COUNTING = re.compile(
+    r"\b(?:have|has|had|got|are|were|of|than|about|over|around|nearly|only|all|with|lists?|shows?|serves?)\s$", re.I
+)
+_THINGS = re.compile(r"\s(?!(?:calls|operators|dispatchers|centers|services|systems|has|is|was)\b)[a-z]{2,20}s\b")
+"""Behind a number that counts them; "911 operators" do not count."""
 _YEAR = re.compile(r"(?:19|20)[0-9]{2}$")
 
 
@@ -138,8 +143,10 @@ def _say_zip(match: re.Match[str]) -> str | None:
 
 def _say_service(match: re.Match[str]) -> str | None:
     """ "call 988", "text 4444", and 911 wherever it counts nothing."""
-    number, right = match.group(), after(match, 12)
-    emergency = number == "911" and not (_COUNTED.match(right) or MEASURED.match(right))
+    number, right = match.group(), after(match, 24)
+    counts = _COUNTED.match(right) or MEASURED.match(right)
+    counts = counts or (_COUNTING.search(before(match, 12)) and _THINGS.match(right))
+    emergency = number == "911" and not counts
     called = re.search(r"\b(?:call|dial|text|ring)(?:ing)?\s$", before(match, 9), re.I)
     return en.digits(number) if emergency or called else None
 

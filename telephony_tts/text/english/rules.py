@@ -10,7 +10,7 @@ from telephony_tts.text.english import codes as english_codes
 from telephony_tts.text.english import dates as english_dates
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.signs import SIGN_RULES, say_vulgar
-from telephony_tts.text.patterns import NUMBER, SIGNS
+from telephony_tts.text.patterns import NUMBER, SIGNS, with_comma
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -336,6 +336,24 @@ _MONEY_SIGN: Rule = (
     _say_money,
 )
 
+_MONEY_AFTER: Rule = (
+    re.compile(
+        rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥₩₹¢](?![0-9]))"
+    ),
+    _say_money_after,
+)
+_QUANTITY: Rule = (
+    re.compile(
+        rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?(?:\s|(?P<hyphen>-))?(?P<unit>{UNIT})(?:\.(?=\s[a-z]))?"
+    ),
+    _say_quantity,
+)
+_COMMA_RULES: tuple[Rule, ...] = (
+    with_comma(_MONEY_AFTER),
+    with_comma(_QUANTITY),
+    with_comma((re.compile(rf"{NUMBER}(?={_SCALE}|{_TO}{NUMBER})|(?=[0-9]{{1,15}}\.){NUMBER}"), _say_number)),
+)
+
 _WORD_RULES: tuple[Rule, ...] = (
     *_ADDRESS_RULES,
     (re.compile(rf"(?:{_ABBREVIATION})(?![A-Za-z])", re.I), _say_abbreviation),
@@ -345,6 +363,7 @@ _WORD_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(?![A-Za-z])\.?"), _say_weekday),
     (re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.I), _say_prefix),
     (re.compile(r"(?P<word>no|nos|nr|num|pp?|fig|sec)\.\s?(?=#?[A-Z]{0,4}-?[0-9])", re.I), _say_no),
+    with_comma(_MONEY_SIGN),
     _MONEY_SIGN,
     *english_dates.WORD_RULES,
     (addresses.VERSION, _say_version),
@@ -352,6 +371,7 @@ _WORD_RULES: tuple[Rule, ...] = (
 )
 
 _DIGIT_RULES: tuple[Rule, ...] = (
+    *_COMMA_RULES,
     *_ADDRESS_RULES,
     (addresses.IP, _say_ip),
     *english_dates.DATE_RULES[:-1],
@@ -363,12 +383,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         re.compile(r"(?P<number>[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.I),
         _say_ordinal,
     ),
-    (
-        re.compile(
-            rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥₩₹¢](?![0-9]))"
-        ),
-        _say_money_after,
-    ),
+    _MONEY_AFTER,
     (
         re.compile(r"(?P<whole>[0-9]{1,6})[\s-](?P<top>[0-9]{1,2})/(?P<bottom>[0-9]{1,2})(?![0-9/])"),
         _say_mixed_fraction,
@@ -381,12 +396,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         ),
         _say_height,
     ),
-    (
-        re.compile(
-            rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?(?:\s|(?P<hyphen>-))?(?P<unit>{UNIT})(?:\.(?=\s[a-z]))?"
-        ),
-        _say_quantity,
-    ),
+    _QUANTITY,
     (re.compile(rf"(?P<number>{NUMBER})(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))"), _say_big),
     (re.compile(r"(?P<top>[0-9]+\.[0-9]+)/(?P<bottom>[0-9]{1,4})(?![0-9/.])"), _say_rating),
     (re.compile(r"[0-9]{1,4}(?:/[0-9]{1,4}){2,4}(?![0-9/])"), _say_slashed),
@@ -430,6 +440,6 @@ ENGLISH = Language(
     rules={
         "digit": _DIGIT_RULES,
         "word": _WORD_RULES,
-        "sign": (*english_codes.TELEPHONE_RULES, _MONEY_SIGN, *SIGN_RULES),
+        "sign": (*english_codes.TELEPHONE_RULES, with_comma(_MONEY_SIGN), _MONEY_SIGN, *SIGN_RULES),
     },
 )
