@@ -38,15 +38,19 @@ _HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _PLAIN = re.compile(rf"(?:{_WORD}(?:[,;:](?= )|[，、；：])?|{_HAN}+[，、；：]?|(?<= )[-–—]{{1,2}}(?= )| +)+")
 _CHUNK = re.compile(r"[^ ]+")
 _ORDINARY = re.compile(rf"{_LETTER}+(?:['’-]{_LETTER}+)*['’]?[,;:]?")
+_MONTH = (
+    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    "nov(?:ember)?|dec(?:ember)?)"
+)
 _MONTH_OR_DAY = re.compile(
-    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
-    r"nov(?:ember)?|dec(?:ember)?|mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)[,;:]?",
-    re.IGNORECASE,
+    rf"{_MONTH}(?: ?[-–] ?{_MONTH})?[,;:]?|(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)[,;:]?", re.IGNORECASE
 )
 _DAYS = re.compile(
-    r"\b(?:(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b|(?i:(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun|m) ?[-–]))"
+    r"\b(?:(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b|(?i:(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun|m) ?[-–])|"
+    rf"(?i:{_MONTH} ?[-–]))"
 )
-"""A day in short form, which may be read as a whole word although it has only letters: "Mon-Fri", "Sat and Sun"."""
+"""A day in short form, or months, which may be read in another way although they have only letters: "Mon-Fri", "Sat and
+Sun", "Jan-Mar"."""
 _NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
 _HAN_PLACE = re.compile(
     rf"(?=(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}}(?![{_NUMERALS}]){_HAN}"

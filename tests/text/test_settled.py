@@ -277,7 +277,7 @@ NUMBERS = """
     www.shop.com/a shop.com, https://shop.com/x?a=1 XXXX-4821 ****4821 #4815 # & R&D + = @ and/or w/o - – — -5 5- 2x
     5x3 5x 10^3 °C 20°C 5'10" "Golden "4829" Lion" "so" (as ever) (4829) [a] **4829** **very important** *so* `x`
     '90s 'tis' May June Mon Mon-Fri Sat–Sun USD EUR IL CA x ext 1st. Dr. p.m. a.m. 5pm 5½ ½ 10k 3M 5bn m² 1.299,00
-    12,5 €49,90 1.299,00€ 12,5% 1,2
+    12,5 €49,90 1.299,00€ 12,5% 1,2 Jan-Mar Sept–Dec, press
 """
 LINKS = """
     to of is as was your the my our and or through new one time login two-factor code PIN password number id sign in

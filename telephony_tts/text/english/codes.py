@@ -240,6 +240,7 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
         _say_telephone,
     ),
     (re.compile(r"\+[0-9]{6,15}(?![0-9])"), _say_telephone),
+    (re.compile(r"00[1-9][0-9]{0,2}(?:[- ]\(?[0-9]{2,5}\)?){2,5}(?![0-9])"), _say_telephone),
     (re.compile(r"\(0[0-9]{1,4}\)[ -]?[0-9]{3,4}[ -]?[0-9]{3,4}(?![0-9])"), _say_telephone),
     (re.compile(r"[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{2,3}(?!\s[a-z]))?(?![0-9])"), _say_telephone),
     (re.compile(r"(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9])"), _say_telephone),

@@ -52,6 +52,12 @@ def _say_month_year(match: re.Match[str]) -> str:
     return f"{_month(match['month'])} {en.year(int(match['year']))}"
 
 
+def _say_months(match: re.Match[str]) -> str | None:
+    """ "Jan-Mar"."""
+    first, last = match["first"], match["last"]
+    return f"{_month(first)} to {_month(last)}" if first[0].isupper() and last[0].isupper() else None
+
+
 def _say_month_name(match: re.Match[str]) -> str | None:
     """ "Sept." alone: only an abbreviation with its full stop, and only before a lower-case word or a digit."""
     return (
@@ -246,6 +252,10 @@ WORD_RULES: tuple[Rule, ...] = (
             re.I,
         ),
         _say_month_day,
+    ),
+    (
+        re.compile(rf"(?P<first>{MONTH})\s?[-–]\s?(?P<last>{MONTH})(?![A-Za-z-]|\s[0-3]?[0-9](?![0-9]))", re.I),
+        _say_months,
     ),
     (re.compile(rf"(?P<month>{MONTH}),?\s(?P<year>{_YEAR})(?![A-Za-z-])", re.I), _say_month_year),
     (re.compile(r"(?P<month>Jan|Feb|Mar|Apr|Aug|Sept?|Oct|Nov|Dec)\."), _say_month_name),

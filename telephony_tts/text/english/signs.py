@@ -91,11 +91,16 @@ def _say_plus(match: re.Match[str]) -> str:
     return " ".join(["plus"] * len(match.group().strip()))
 
 
+_KEYS_BEFORE = re.compile(r"\b(?:press|dial)\s(?:[*#]?[0-9]{1,4}#?,?\s(?:or\s|and\s|then\s)?){0,3}$", re.I)
+
+
 def _say_hash(match: re.Match[str]) -> str:
     """ "#4815" is a number of a thing, "#" beside "key" is the pound key, "#word" is a hashtag."""
     number = match["number"]
     if number:
         if before(match, 1) == "*" or after(match, 1) == "#":  # "*#06#"
+            return f"pound {en.digits(number)}"
+        if _KEYS_BEFORE.search(before(match, 24)):  # "press *1 or #9"
             return f"pound {en.digits(number)}"
         if "-" in number:
             return f"number {', '.join(map(en.digits, number.split('-')))}"
