@@ -117,6 +117,17 @@ def _say_time(match: re.Match[str]) -> str | None:
     )
 
 
+_DATES_BEFORE = re.compile("(?:时间|日期|期间|有效期|活动期|档期|假期)[为是:：]?$")
+
+
+def _say_dot_dates(match: re.Match[str]) -> str | None:
+    """ "活动时间：11.11-11.20"."""
+    if not _DATES_BEFORE.search(before(match, 6)):
+        return None
+    first, last = (f"{zh.number(match[f'month_{i}'])}月{zh.number(match[f'day_{i}'].lstrip('0'))}日" for i in "12")
+    return f"{first}到{last}"
+
+
 _DURATION_BEFORE = re.compile(r"(?:时长|用时|耗时|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
 
 
@@ -169,6 +180,13 @@ DATE_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(rf"(?P<month>0?[1-9]|1[0-2])/(?P<short>(?!))?(?P<year>20[0-9]{{2}}){_END}"), _say_year_month),
     (re.compile(r"(?P<month>1[0-2]|0?[1-9])\.(?P<day>3[01]|[12][0-9]|0?[1-9])(?=[日号])"), _say_month_dot_day),
+    (
+        re.compile(
+            rf"(?P<month_1>1[0-2]|[1-9])\.(?P<day_1>3[01]|[12][0-9]|0?[1-9]){_TO}"
+            r"(?P<month_2>1[0-2]|[1-9])\.(?P<day_2>3[01]|[12][0-9]|0?[1-9])(?![0-9.%])"
+        ),
+        _say_dot_dates,
+    ),
     (
         re.compile(
             rf"(?P<first>[12][0-9]{{3}})年?(?:{_TO}|/)(?P<last>[12][0-9]{{3}}|[0-9]{{2}}(?=[学财赛]))(?=年|学年|财年|赛季)"

@@ -38,7 +38,7 @@ _MEASURE = re.compile(
     r"\s?(?:[个位件条张岁份笔间家本台部封种套盒箱包袋瓶杯片粒颗支把只双对组项倍次天周秒人元块角米斤公千百万亿吨升点场趟批遍句晚夜碗辆架座棵头匹根门顿节段股例成人口]|年(?!级)|栋(?!\s?[0-9])|[室厅](?=[0-9][厅卫])|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
     r"毫升|毫米|厘米|英里|英尺|平方|立方|美元|港元|欧元|英镑|磅)"
 )
-_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|星期|礼拜|之|选择|[0-9][排楼层])\s?$")
+_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|第[0-9]{1,2}[、和与]|星期|礼拜|之|选择|[0-9][排楼层])\s?$")
 
 
 def _say_count(written: str, left: str, right: str) -> str:
@@ -59,7 +59,7 @@ def _say_number(match: re.Match[str]) -> str:
     right = after(match, 3)
     if "." in match.group() and re.match(r"\s?(?:元|块|美元|美金|欧元|港|英镑|人民币)", right):
         return _money_number(match.group())
-    return _say_count(match.group(), before(match, 3), right)
+    return _say_count(match.group(), before(match, 4), right)
 
 
 def _is_discount(left: str, first: str, last: str) -> bool:

@@ -93,7 +93,9 @@ def _say_and(match: re.Match[str]) -> str:
 
 def _say_hash(match: re.Match[str]) -> str:
     """ "按#键" is the key, "工单#4815" is a number of a thing."""
-    right = after(match, 8)
+    right = after(match, 10)
+    if re.match("[0-9]{1,8}#", right) and not before(match, 1).isdigit():  # "密码#2580#"
+        return "井号"
     keyed = re.search(r"(?:按|拨打?|输入|\*)\s?[0-9*#]*$", before(match, 8))
     if not keyed and before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
         return "号"
@@ -105,7 +107,7 @@ def _say_hash(match: re.Match[str]) -> str:
 
 
 def _say_hash_number(match: re.Match[str]) -> str | None:
-    if re.search(r"(?:按|拨打?|输入|[0-9*])\s?$", before(match, 3)):
+    if re.search(r"(?:按|拨打?|输入|[0-9*])\s?$", before(match, 3)) or after(match, 1) == "#":
         return None
     number = match["number"]
     said = zh.code(number) if len(number) >= 3 or number[0] == "0" else zh.number(number)
