@@ -1,9 +1,9 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
 There are three passes, by the marks of the tests. The tests marked `timed` judge the clock and mostly wait; several run
-at a time. Beside them run the unmarked tests, in idle time if the machine can do that (`idle_time.py`), and otherwise
-first. They run in one process more than there are cores, because a `slow` test often waits. Tests marked `alone` judge
-the clock or the machine and compute much; they run last, one at a time.
+at a time. Tests marked `alone` judge the clock or the machine and compute much; they follow, one at a time. Beside both
+run the unmarked tests, in idle time if the machine can do that (`idle_time.py`), and otherwise first. They run in two
+processes more than there are cores, because a `slow` test often waits.
 
 A test that failed runs once more at the end, when nothing else does, and that verdict counts: tests take each other's
 CPU time, which no user's machine does. The report lists these tests.
@@ -28,7 +28,7 @@ PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest. All others mean that a pass was aborted."""
 N_TIMED = 3
 """So many timed tests run at a time, on however many cores. They mostly wait."""
-N_WAITING = 1
+N_WAITING = 2
 """So many more unmarked tests run at a time than there are cores: a `slow` test often waits for a process."""
 MAX_AGAIN = 20
 """With more tests that failed something is broken, and they are not run again."""
@@ -98,9 +98,9 @@ def run(n_processes: int, options: Sequence[str]) -> int:
             beside = begin("beside", n_processes + (N_WAITING if is_parallel else 0), to, yielding=yielding)
             statuses = [beside.wait()] if yielding is None else []
             statuses.append(begin("timed", N_TIMED if is_parallel else 1, to).wait())
+            statuses.append(begin("alone", 1, to).wait())
             if yielding is not None:
                 statuses.append(beside.wait())
-            statuses.append(begin("alone", 1, to).wait())
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
                 statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}").wait()]
@@ -134,7 +134,7 @@ def start(name: str, n_processes: int, options: Sequence[str], yielding: Enter |
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    print(f"== {name}" + (", in idle time beside the next pass" if yielding is not None else ""), flush=True)
+    print(f"== {name}" + (", in idle time beside the next passes" if yielding is not None else ""), flush=True)
     if yielding is None:
         return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
     with output.open("wb") as file:

@@ -78,10 +78,17 @@ def _program(unpacked: debian_packages.Unpacked) -> Path:
     loader = folder / "loader"
     command = unpacked.command("usr/lib/chromium/chromium-headless-shell")
     program = folder / "start"
-    if not program.exists():
+    # It finds its folder by its own path, so that a checkout can be moved.
+    words = [str(loader), *command[1:]]
+    quoted = " ".join(f'"{word.replace(str(unpacked.folder), "$here")}"' for word in words)
+    script = f'#!/bin/sh\nhere=${{0%/usr/lib/chromium/start}}\nexec {quoted} "$@"\n'
+    if not loader.exists():
         shutil.copy(command[0], loader)
-        program.write_text(f'#!/bin/sh\nexec {" ".join([str(loader), *command[1:]])} "$@"\n')
-        program.chmod(0o755)
+    if not program.exists() or program.read_text() != script:
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as written:
+            written.write(script)
+        Path(written.name).chmod(0o755)
+        Path(written.name).replace(program)
     return program
 
 

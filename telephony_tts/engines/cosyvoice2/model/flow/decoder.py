@@ -73,6 +73,12 @@ def time_sinusoids(t: Tensor, d: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
+def check_length(n_frames: int) -> None:
+    """Raises ValueError for more frames, those of the prompt included, than there is noise."""
+    if n_frames > N_NOISE_FRAMES:
+        raise ValueError(f"{n_frames} frames with the prompt; the flow can make {N_NOISE_FRAMES}")
+
+
 class CausalConvBlock:
     """Convolution over this frame and the two before, LayerNorm, Mish."""
 
@@ -295,8 +301,7 @@ class FlowDecoder:
 
         Raises ValueError for more frames than there is noise.
         """
-        if first_frame + n_frames > N_NOISE_FRAMES:
-            raise ValueError(f"{first_frame + n_frames} frames with the prompt; the flow can make {N_NOISE_FRAMES}")
+        check_length(first_frame + n_frames)
         return self.noise[:, :, first_frame : first_frame + n_frames].transpose(1, 2)
 
     def step(

@@ -40,7 +40,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.backend import FlowBackend
-from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder, check_length
 from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import page_nbytes
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
@@ -236,6 +236,8 @@ class Flow:
 
     def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
         """Blocks of different streams or voices. Nothing changes before everything is computed."""
+        for each in inputs:
+            check_length((each.table.n_tokens + each.n_tokens) * FRAMES_PER_TOKEN)
         new = [self.backend.take(each.table, each.n_tokens, is_last=each.is_last) for each in inputs]
         batches: dict[Hashable, list[int]] = {}
         for i, each in enumerate(inputs):
