@@ -22,8 +22,8 @@ _EXAMPLES = """examples:
   python benchmarks/capacity.py --parts cost --patch pairs             an experiment against the plain server
 """
 _OURS = ("--set", "engines.default=fake", "--instant")
-MOST_WINDOWS = 3
-"""In which no call spoke."""
+MOST_SILENT = 3
+"""So many windows without speech end the run."""
 
 
 def main() -> None:
@@ -69,16 +69,17 @@ def _window(
         return run_load("speak", spec, core=load_core, priority=chosen.priority)
 
 
-def _spoken_window(
-    script: str, args: tuple[str, ...], shape: str, chosen: argparse.Namespace, **more: Any
-) -> dict[str, Any]:
-    """A window in which calls spoke. A busy machine may let a short one pass without."""
-    for _ in range(MOST_WINDOWS):
-        window = _window(script, args, shape, chosen.calls, chosen, **more)
-        if window["server_cpu_ms_per_call_s"] is not None:
-            return window
+def _pair(name: str, args: tuple[str, ...], chosen: argparse.Namespace, **more: Any) -> dict[str, dict[str, Any]]:
+    """Both sides at the same time. Again, if a busy machine let a short window pass without speech."""
+    for _ in range(MOST_SILENT):
+        with ThreadPoolExecutor(2) as pool:
+            bare = pool.submit(_window, "reference", (), "bare", chosen.calls, chosen)
+            ours = pool.submit(_window, "serve", args, "twilio", chosen.calls, chosen, **more)
+        pair = {"ours": ours.result(), "bare": bare.result()}
+        if all(window["server_cpu_ms_per_call_s"] is not None for window in pair.values()):
+            return pair
     raise SystemExit(
-        f"capacity.py: {script} spoke in no call within {chosen.seconds} s, {MOST_WINDOWS} times: "
+        f"capacity.py: {name}: no call spoke in {MOST_SILENT} windows of {chosen.seconds} s: "
         "the machine is too busy for so many calls; try fewer --calls or more --seconds"
     )
 
@@ -94,10 +95,7 @@ def _cost(chosen: argparse.Namespace) -> dict[str, Any]:
     for n in range(chosen.repeat):
         rounds.append({})
         for name, (args, more) in sides.items():
-            with ThreadPoolExecutor(2) as pool:
-                bare = pool.submit(_spoken_window, "reference", (), "bare", chosen)
-                ours = pool.submit(_spoken_window, "serve", args, "twilio", chosen, **more)
-            rounds[-1][name] = {"ours": ours.result(), "bare": bare.result()}
+            rounds[-1][name] = _pair(name, args, chosen, **more)
             ours_ms, bare_ms = (rounds[-1][name][side]["server_cpu_ms_per_call_s"] for side in ("ours", "bare"))
             print(f"  round {n + 1}: {name:<28} {ours_ms:.2f} / {bare_ms:.2f} ms = {ours_ms / bare_ms:.2f}", flush=True)
     summary = {name: _summary([one[name] for one in rounds]) for name in sides}

@@ -143,7 +143,7 @@ def _registers(seconds: float, more: Sequence[str]) -> float:
 
 
 def _read_bytes(n_threads: int, seconds: float, n_bytes: int) -> float:
-    """Bytes that all threads read in a second, each from memory of its own, which is as that of the weights."""
+    """Bytes that all threads read in a second. Each reads its own memory, allocated like the weights."""
     speeds, start = [0.0] * n_threads, threading.Barrier(n_threads)
 
     def read(i: int) -> None:

@@ -53,20 +53,22 @@ def test_percentiles_are_nearest_ranks() -> None:
     assert percentiles([]) == {"n": 0}
 
 
-def test_a_window_without_speech_is_measured_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled machine let a window of half a second pass without any: then there is no cost of a second of speech."""
-    costs: list[float | None] = [None, None, 1.5]
-    monkeypatch.setattr(capacity, "_window", lambda *_, **__: {"server_cpu_ms_per_call_s": costs.pop(0)})
+def test_windows_without_speech_are_measured_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled machine let a window of half a second pass without any: then there is no cost of a second of speech.
+    Both sides run again, because each is measured beside the other."""
+    costs: dict[str, list[float | None]] = {"serve": [None, 1.5, 1.6], "reference": [1.2, None, 1.4]}
+
+    def window(script: str, *_: object, **__: object) -> dict[str, Any]:
+        return {"server_cpu_ms_per_call_s": costs[script].pop(0)}
+
+    monkeypatch.setattr(capacity, "_window", window)
     chosen = argparse.Namespace(calls=2, seconds=0.5)
-
-    def measured() -> dict[str, Any]:
-        return capacity._spoken_window("serve", (), "twilio", chosen)
-
-    assert measured() == {"server_cpu_ms_per_call_s": 1.5}
-    costs += [None] * 9
-    with pytest.raises(SystemExit, match=r"serve spoke in no call within 0\.5 s, 3 times"):
-        measured()
-    assert len(costs) == 6
+    pair = capacity._pair("ours", (), chosen)
+    assert [pair[side]["server_cpu_ms_per_call_s"] for side in ("ours", "bare")] == [1.6, 1.4]
+    costs = {"serve": [1.0] * 9, "reference": [None] * 9}
+    with pytest.raises(SystemExit, match=r"ours: no call spoke in 3 windows of 0\.5 s"):
+        capacity._pair("ours", (), chosen)
+    assert len(costs["serve"]) == 6
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")

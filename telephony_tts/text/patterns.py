@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT
 
 NUMBER = (
@@ -12,28 +11,17 @@ NUMBER = (
 )
 """Digits, with or without commas between thousands, also as in India ("1,25,340"), and with or without decimals."""
 
-_COMMA_DECIMAL = r"(?:[0-9]{1,3}(?:\.[0-9]{3}){1,4}|[0-9]{1,6}),[0-9]{1,2}(?![0-9]|[.,][0-9])"
-_COMMA_DECIMALS = re.compile(_COMMA_DECIMAL)
-_N_SEEN = 64
-"""No rule looks at more characters before or after a match."""
+COMMA_AMOUNT = (
+    r"(?<![0-9.,])(?:[1-9][0-9]{0,2}(?:\.[0-9]{3}){1,4}(?:,[0-9]{2}|(?<=00))|[0-9]{1,4},[0-9]{2})"
+    r"(?![0-9]|[.,][0-9])"
+)
+"""An amount as the continent of Europe writes it: "1.299,00", "49,90", "2.500". Only beside the sign or name of such a
+currency: "4,50" may be two numbers of a list, and "2.500" a decimal."""
 
 
-def with_comma(rule: Rule) -> Rule:
-    """The same rule for numbers as Germany and Spain write them: "1.299,00", "12,5". NUMBER must be in its pattern.
-
-    Two digits or fewer behind a comma are no thousands, but without a currency or a unit they may be a list.
-    """
-    pattern, say = rule
-    parts = pattern.pattern.split(NUMBER)
-    assert len(parts) > 1
-
-    def said(match: re.Match[str]) -> str | None:
-        left, right = before(match, _N_SEEN), after(match, _N_SEEN)
-        written = _COMMA_DECIMALS.sub(lambda each: each.group().replace(".", "").replace(",", "."), match.group())
-        again = pattern.match(left + written + right, len(left))
-        return say(again) if again is not None and again.end() == len(left) + len(written) else None
-
-    return re.compile(_COMMA_DECIMAL.join(parts), pattern.flags), said
+def from_comma(written: str) -> str:
+    """ "1.299,00" -> "1299.00"."""
+    return written.replace(".", "").replace(",", ".")
 
 
 MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -82,13 +81,13 @@ def _program(unpacked: debian_packages.Unpacked) -> Path:
     words = [str(loader), *command[1:]]
     quoted = " ".join(f'"{word.replace(str(unpacked.folder), "$here")}"' for word in words)
     script = f'#!/bin/sh\nhere=${{0%/usr/lib/chromium/start}}\nexec {quoted} "$@"\n'
-    if not loader.exists():
-        shutil.copy(command[0], loader)
     if not program.exists() or program.read_text() != script:
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as written:
-            written.write(script)
-        Path(written.name).chmod(0o755)
-        Path(written.name).replace(program)
+        # Other tests may start it meanwhile, so each file appears as a whole, and the script last.
+        for path, content in ((loader, Path(command[0]).read_bytes()), (program, script.encode())):
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as written:
+                written.write(content)
+            Path(written.name).chmod(0o755)
+            Path(written.name).replace(path)
     return program
 
 

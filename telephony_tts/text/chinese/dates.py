@@ -117,15 +117,16 @@ def _say_time(match: re.Match[str]) -> str | None:
     )
 
 
-_DATES_BEFORE = re.compile("(?:时间|日期|期间|有效期|活动期|档期|假期)[为是:：]?$")
+_DATES_BEFORE = re.compile("(?:活动|优惠|促销|放假|报名)(?:时间|日期|期间|期)?[为是:：]{0,2}$")
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def _say_dot_dates(match: re.Match[str]) -> str | None:
     """ "活动时间：11.11-11.20"."""
-    if not _DATES_BEFORE.search(before(match, 6)):
+    dates = [(int(match[f"month_{i}"]), int(match[f"day_{i}"])) for i in "12"]
+    if not _DATES_BEFORE.search(before(match, 8)) or any(day > _DAYS[month - 1] for month, day in dates):
         return None
-    first, last = (f"{zh.number(match[f'month_{i}'])}月{zh.number(match[f'day_{i}'].lstrip('0'))}日" for i in "12")
-    return f"{first}到{last}"
+    return "到".join(f"{zh.cardinal(month)}月{zh.cardinal(day)}日" for month, day in dates)
 
 
 _DURATION_BEFORE = re.compile(r"(?:时长|用时|耗时|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
@@ -183,7 +184,8 @@ DATE_RULES: tuple[Rule, ...] = (
     (
         re.compile(
             rf"(?P<month_1>1[0-2]|[1-9])\.(?P<day_1>3[01]|[12][0-9]|0?[1-9]){_TO}"
-            r"(?P<month_2>1[0-2]|[1-9])\.(?P<day_2>3[01]|[12][0-9]|0?[1-9])(?![0-9.%])"
+            r"(?P<month_2>1[0-2]|[1-9])\.(?P<day_2>3[01]|[12][0-9]|0?[1-9])"
+            r"(?![0-9.%]|\s?(?:个?小时|个?月|分|秒|天|年|周|倍|元|米|折|万|公里|[A-Za-z]))"
         ),
         _say_dot_dates,
     ),

@@ -9,7 +9,7 @@ from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import dates as chinese_dates
 from telephony_tts.text.chinese import numbers as zh
 from telephony_tts.text.chinese.signs import SIGN_RULES
-from telephony_tts.text.patterns import NUMBER, SIGNS, with_comma
+from telephony_tts.text.patterns import COMMA_AMOUNT, NUMBER, SIGNS, from_comma
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -84,6 +84,17 @@ def _say_range(match: re.Match[str]) -> str | None:
 def _say_places(match: re.Match[str]) -> str:
     """ "3栋-5栋"."""
     return f"{zh.number(match['first'])}{match['name']}到{zh.number(match['last'])}{match['name']}"
+
+
+def _say_comma_money(match: re.Match[str]) -> str | None:
+    """ "1.299,00€", "49,90-59,90欧元"."""
+    currency = match["before"] or match["after"]
+    if currency is None or chinese_codes.context(before(match, 20), ""):
+        return None
+    said = _money_number(from_comma(match["first"]))
+    if match["last"]:
+        said += "到" + _money_number(from_comma(match["last"]))
+    return said + (CURRENCIES[currency][4] if currency in CURRENCIES else currency)
 
 
 def _say_money(match: re.Match[str]) -> str:
@@ -200,44 +211,31 @@ _MONEY_SIGN: Rule = (
     ),
     _say_money,
 )
-_MONEY_AFTER: Rule = (
+_COMMA_MONEY: Rule = (
     re.compile(
-        rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))", re.I
+        rf"(?:(?P<before>€|EUR|CHF)\s?)?(?P<first>{COMMA_AMOUNT})(?:{_TO}€?(?P<last>{COMMA_AMOUNT}))?"
+        r"(?:\s?(?P<after>€|(?:EUR|CHF)(?![A-Za-z0-9])|欧元|瑞士法郎))?"
     ),
-    _say_money_after,
+    _say_comma_money,
 )
-_PERCENT: Rule = (
-    re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"),
-    _say_percent,
-)
-_QUANTITY: Rule = (
-    re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
-    _say_quantity,
-)
-_COMMA_RULES: tuple[Rule, ...] = (
-    with_comma(_PERCENT),
-    with_comma(_MONEY_AFTER),
-    with_comma(_QUANTITY),
-    with_comma(
-        (
-            re.compile(rf"{NUMBER}(?=\s?(?:欧元|元|美元|英镑|瑞士法郎)|{_TO}{NUMBER})|(?=[0-9]{{1,15}}\.){NUMBER}"),
-            _say_number,
-        )
-    ),
-)
-
 _DIGIT_RULES: tuple[Rule, ...] = (
-    *_COMMA_RULES,
     *_ADDRESS_RULES,
     (addresses.IP, _say_ip),
+    _COMMA_MONEY,
     *chinese_dates.DATE_RULES,
     *chinese_dates.TIME_RULES,
     *chinese_codes.CODE_RULES,
     *chinese_codes.TELEPHONE_RULES,
     chinese_dates.MONTH_DASH_DAY,
     (addresses.VERSION, _say_version),
-    _PERCENT,
-    _MONEY_AFTER,
+    (re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"), _say_percent),
+    (
+        re.compile(
+            rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
+            re.I,
+        ),
+        _say_money_after,
+    ),
     (
         re.compile(
             r"(?:(?P<whole>[0-9]{1,6})(?:又|\s))?(?P<top>[0-9]{1,6})/(?P<bottom>[0-9]{1,6})(?![0-9/])(?P<unit>\s?mmHg)?"
@@ -248,7 +246,10 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])"), _say_power),
     (re.compile(r"[1-9][1-9](?=折)"), _say_discount),
     (re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<letter>[wkMGT])(?![A-Za-z0-9²³/])"), _say_letter_scale),
-    _QUANTITY,
+    (
+        re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
+        _say_quantity,
+    ),
     (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z^])"), _say_size),
     (re.compile(rf"(?P<first>{NUMBER}){_TO}(?P<last>{NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
     (
@@ -265,7 +266,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
 _WORD_RULES: tuple[Rule, ...] = (
     *_ADDRESS_RULES,
     (re.compile(r"[Nn][Oo]\.\s?(?=[0-9])"), _say_no),
-    with_comma(_MONEY_SIGN),
+    _COMMA_MONEY,
     _MONEY_SIGN,
     (addresses.VERSION, _say_version),
     *chinese_codes.MIXED_RULES,
@@ -283,6 +284,6 @@ CHINESE = Language(
     rules={
         "digit": _DIGIT_RULES,
         "word": _WORD_RULES,
-        "sign": (*chinese_codes.TELEPHONE_RULES, with_comma(_MONEY_SIGN), _MONEY_SIGN, *SIGN_RULES),
+        "sign": (*chinese_codes.TELEPHONE_RULES, _COMMA_MONEY, _MONEY_SIGN, *SIGN_RULES),
     },
 )

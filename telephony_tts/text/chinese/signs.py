@@ -93,9 +93,7 @@ def _say_and(match: re.Match[str]) -> str:
 
 def _say_hash(match: re.Match[str]) -> str:
     """ "按#键" is the key, "工单#4815" is a number of a thing."""
-    right = after(match, 10)
-    if re.match("[0-9]{1,8}#", right) and not before(match, 1).isdigit():  # "密码#2580#"
-        return "井号"
+    right = after(match, 8)
     keyed = re.search(r"(?:按|拨打?|输入|\*)\s?[0-9*#]*$", before(match, 8))
     if not keyed and before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
         return "号"
@@ -106,8 +104,16 @@ def _say_hash(match: re.Match[str]) -> str:
     return ""
 
 
+def _say_between_hashes(match: re.Match[str]) -> str | None:
+    """ "密码#2580#" has keys, "#618#" is a topic."""
+    left, number = before(match, 8), zh.code(match["number"])
+    if re.search(r"(?:[0-9*#]|(?:按|拨打?)\s?)$", left):
+        return None
+    return f"井号{number}井号" if re.search(r"(?:密码|口令|输入|键入)[为是:：]?\s?$", left) else number
+
+
 def _say_hash_number(match: re.Match[str]) -> str | None:
-    if re.search(r"(?:按|拨打?|输入|[0-9*])\s?$", before(match, 3)) or after(match, 1) == "#":
+    if re.search(r"(?:按|拨打?|输入|[0-9*])\s?$", before(match, 3)):
         return None
     number = match["number"]
     said = zh.code(number) if len(number) >= 3 or number[0] == "0" else zh.number(number)
@@ -166,6 +172,7 @@ def _say_plus(match: re.Match[str]) -> str:
 SIGN_RULES: tuple[Rule, ...] = (
     (re.compile(r"\s?[-–~]\s?|(?<!—)—(?!—)"), _say_dash),
     (re.compile(r"\++"), _say_plus),
+    (re.compile(r"#(?P<number>[0-9]{1,8})#(?![0-9])"), _say_between_hashes),
     (re.compile(r"#\s?(?P<number>[0-9]+)(?![0-9A-Za-z]|[-.,][0-9])"), _say_hash_number),
     (re.compile("#"), _say_hash),
     chinese_codes.MASKED_RULE,

@@ -52,11 +52,11 @@ _COUNTED = re.compile(
     r"s?\b)",
     re.I,
 )
-_COUNTING = re.compile(
-    r"\b(?:have|has|had|got|are|were|of|than|about|over|around|nearly|only|all|with|lists?|shows?|serves?)\s$", re.I
+_THINGS = re.compile(
+    r"\s(?:customers|orders|users|tickets|messages|stores|results|members|visitors|subscribers|employees|products|entries|"
+    r"records|votes|reviews|parcels|packages|students|patients)\b"
 )
-_THINGS = re.compile(r"\s(?!(?:calls|operators|dispatchers|centers|services|systems|has|is|was)\b)[a-z]{2,20}s\b")
-"""Behind a number that counts them; "911 operators" do not count."""
+"""What 911 may count. Of most other words it is not sure: "911 access", "911 calls"."""
 _YEAR = re.compile(r"(?:19|20)[0-9]{2}$")
 
 
@@ -124,6 +124,14 @@ def _say_telephone(match: re.Match[str]) -> str | None:
     return f"{said}, extension {en.digits(extension)}" if extension else said
 
 
+def _say_foreign(match: re.Match[str]) -> str | None:
+    """ "0044 20 7946 0958"."""
+    text, right = match.group(), after(match, 12)
+    if sum(map(str.isdigit, text)) < 10 or _COUNTED.match(right) or MEASURED.match(right):
+        return None
+    return _groups(text)
+
+
 def _say_vanity(match: re.Match[str]) -> str:
     """ "1-800-FLOWERS": the word stays, because people remember it."""
     digits, words = match["digits"], match["words"].replace("-", " ")
@@ -143,10 +151,8 @@ def _say_zip(match: re.Match[str]) -> str | None:
 
 def _say_service(match: re.Match[str]) -> str | None:
     """ "call 988", "text 4444", and 911 wherever it counts nothing."""
-    number, right = match.group(), after(match, 24)
-    counts = _COUNTED.match(right) or MEASURED.match(right)
-    counts = counts or (_COUNTING.search(before(match, 12)) and _THINGS.match(right))
-    emergency = number == "911" and not counts
+    number, right = match.group(), after(match, 16)
+    emergency = number == "911" and not (_COUNTED.match(right) or MEASURED.match(right) or _THINGS.match(right))
     called = re.search(r"\b(?:call|dial|text|ring)(?:ing)?\s$", before(match, 9), re.I)
     return en.digits(number) if emergency or called else None
 
@@ -240,7 +246,7 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
         _say_telephone,
     ),
     (re.compile(r"\+[0-9]{6,15}(?![0-9])"), _say_telephone),
-    (re.compile(r"00[1-9][0-9]{0,2}(?:[- ]\(?[0-9]{2,5}\)?){2,5}(?![0-9])"), _say_telephone),
+    (re.compile(r"00[1-9][0-9]{0,2}(?:[- ]\(?[0-9]{1,8}\)?){0,5}[- ][0-9]{2,8}(?![0-9])"), _say_foreign),
     (re.compile(r"\(0[0-9]{1,4}\)[ -]?[0-9]{3,4}[ -]?[0-9]{3,4}(?![0-9])"), _say_telephone),
     (re.compile(r"[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{2,3}(?!\s[a-z]))?(?![0-9])"), _say_telephone),
     (re.compile(r"(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9])"), _say_telephone),

@@ -14,6 +14,7 @@ _MONTH_NAMES = (
     "nov(?:ember)?|dec(?:ember)?"
 )
 MONTH = rf"(?:{_MONTH_NAMES})(?![a-z])\.?"
+_SHORT = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)"
 _INDEX = {name[:3].lower(): i for i, name in enumerate(en.MONTHS)}
 _DAY = r"(?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
 _SUFFIX = r"(?:st|nd|rd|th)(?![a-z])"
@@ -52,10 +53,9 @@ def _say_month_year(match: re.Match[str]) -> str:
     return f"{_month(match['month'])} {en.year(int(match['year']))}"
 
 
-def _say_months(match: re.Match[str]) -> str | None:
+def _say_months(match: re.Match[str]) -> str:
     """ "Jan-Mar"."""
-    first, last = match["first"], match["last"]
-    return f"{_month(first)} to {_month(last)}" if first[0].isupper() and last[0].isupper() else None
+    return f"{_month(match['first'])} to {_month(match['last'])}"
 
 
 def _say_month_name(match: re.Match[str]) -> str | None:
@@ -254,7 +254,7 @@ WORD_RULES: tuple[Rule, ...] = (
         _say_month_day,
     ),
     (
-        re.compile(rf"(?P<first>{MONTH})\s?[-–]\s?(?P<last>{MONTH})(?![A-Za-z-]|\s[0-3]?[0-9](?![0-9]))", re.I),
+        re.compile(rf"(?<![-–])(?P<first>{_SHORT})\.?[-–](?P<last>{_SHORT})(?![A-Za-z–-]|\.?\s[0-3]?[0-9](?![0-9]))"),
         _say_months,
     ),
     (re.compile(rf"(?P<month>{MONTH}),?\s(?P<year>{_YEAR})(?![A-Za-z-])", re.I), _say_month_year),

@@ -10,7 +10,7 @@ from telephony_tts.text.english import codes as english_codes
 from telephony_tts.text.english import dates as english_dates
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.signs import SIGN_RULES, say_vulgar
-from telephony_tts.text.patterns import NUMBER, SIGNS, with_comma
+from telephony_tts.text.patterns import COMMA_AMOUNT, NUMBER, SIGNS, from_comma
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -84,6 +84,36 @@ def _say_money_after(match: re.Match[str]) -> str:
     if match["currency"] == "¢":
         return f"{en.number(match['first'])} {'cent' if match['first'] == '1' else 'cents'}"
     return _say_amount(match["first"], match["scale"] or "", match["currency"])
+
+
+_OF_A_RATE = re.compile(r"\s?(?:/|per\s|an?\s)\s?(?:l|liter|litre|kwh|kg|unit|min)", re.I)
+"""Behind a price of which thousandths matter: "1.800 €/l"."""
+
+
+def _say_comma_money(match: re.Match[str]) -> str | None:
+    """ "1.299,00 €", "€49,90-59,90", "49,90 euros"."""
+    currency = match["before"] or match["after"]
+    if currency is None:
+        return None
+    first, last = match["first"], match["last"]
+    if "," not in first and _OF_A_RATE.match(after(match, 10)):
+        return None
+    currency = "€" if currency.startswith("euro") else currency
+    said = _say_amount(from_comma(last or first), "", currency, _is_adjective(match))
+    return f"{_say_amount(from_comma(first), '', currency)} to {said}" if last else said
+
+
+def _say_comma_quantity(match: re.Match[str]) -> str | None:
+    """ "12,5 %", "1,5 GB", "3,5 million": only with one digit behind the comma, as two numbers are written rarely."""
+    said, unit = en.number(from_comma(match["number"])), match["unit"]
+    if match["first"]:
+        said = f"{en.number(from_comma(match['first']))} to {said}"
+    if unit is None:
+        return said
+    if len(unit) == 1 and unit.isalpha():
+        return None
+    one, many, _ = UNITS[unit]
+    return f"{said} {one if match['hyphen'] or _is_adjective(match) else many}"
 
 
 def _say_quantity(match: re.Match[str]) -> str | None:
@@ -336,22 +366,19 @@ _MONEY_SIGN: Rule = (
     _say_money,
 )
 
-_MONEY_AFTER: Rule = (
+_COMMA_MONEY: Rule = (
     re.compile(
-        rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥₩₹¢](?![0-9]))"
+        rf"(?:(?P<before>€|EUR|CHF)\s?)?(?P<first>{COMMA_AMOUNT})(?:{_TO}€?\s?(?P<last>{COMMA_AMOUNT}))?"
+        r"(?:\s?(?P<after>€|(?:EUR|CHF)(?![A-Za-z0-9])|euros?\b))?"
     ),
-    _say_money_after,
+    _say_comma_money,
 )
-_QUANTITY: Rule = (
+_COMMA_QUANTITY: Rule = (
     re.compile(
-        rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?(?:\s|(?P<hyphen>-))?(?P<unit>{UNIT})(?:\.(?=\s[a-z]))?"
+        rf"(?<![0-9.,])(?:(?P<first>[0-9]{{1,3}},[0-9]){_TO})?(?P<number>[0-9]{{1,3}},[0-9])(?![0-9]|[.,-][0-9])"
+        rf"(?:(?:\s|(?P<hyphen>-))?(?P<unit>{UNIT})|(?=\s(?:thousand|million|billion|percent|hours?|years?)\b))"
     ),
-    _say_quantity,
-)
-_COMMA_RULES: tuple[Rule, ...] = (
-    with_comma(_MONEY_AFTER),
-    with_comma(_QUANTITY),
-    with_comma((re.compile(rf"{NUMBER}(?={_SCALE}|{_TO}{NUMBER})|(?=[0-9]{{1,15}}\.){NUMBER}"), _say_number)),
+    _say_comma_quantity,
 )
 
 _WORD_RULES: tuple[Rule, ...] = (
@@ -363,7 +390,7 @@ _WORD_RULES: tuple[Rule, ...] = (
     (re.compile(r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(?![A-Za-z])\.?"), _say_weekday),
     (re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.I), _say_prefix),
     (re.compile(r"(?P<word>no|nos|nr|num|pp?|fig|sec)\.\s?(?=#?[A-Z]{0,4}-?[0-9])", re.I), _say_no),
-    with_comma(_MONEY_SIGN),
+    _COMMA_MONEY,
     _MONEY_SIGN,
     *english_dates.WORD_RULES,
     (addresses.VERSION, _say_version),
@@ -371,9 +398,10 @@ _WORD_RULES: tuple[Rule, ...] = (
 )
 
 _DIGIT_RULES: tuple[Rule, ...] = (
-    *_COMMA_RULES,
     *_ADDRESS_RULES,
     (addresses.IP, _say_ip),
+    _COMMA_MONEY,
+    _COMMA_QUANTITY,
     *english_dates.DATE_RULES[:-1],
     *english_dates.TIME_RULES,
     *english_codes.CODE_RULES,
@@ -383,7 +411,12 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         re.compile(r"(?P<number>[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.I),
         _say_ordinal,
     ),
-    _MONEY_AFTER,
+    (
+        re.compile(
+            rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥₩₹¢](?![0-9]))"
+        ),
+        _say_money_after,
+    ),
     (
         re.compile(r"(?P<whole>[0-9]{1,6})[\s-](?P<top>[0-9]{1,2})/(?P<bottom>[0-9]{1,2})(?![0-9/])"),
         _say_mixed_fraction,
@@ -396,7 +429,12 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         ),
         _say_height,
     ),
-    _QUANTITY,
+    (
+        re.compile(
+            rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?(?:\s|(?P<hyphen>-))?(?P<unit>{UNIT})(?:\.(?=\s[a-z]))?"
+        ),
+        _say_quantity,
+    ),
     (re.compile(rf"(?P<number>{NUMBER})(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))"), _say_big),
     (re.compile(r"(?P<top>[0-9]+\.[0-9]+)/(?P<bottom>[0-9]{1,4})(?![0-9/.])"), _say_rating),
     (re.compile(r"[0-9]{1,4}(?:/[0-9]{1,4}){2,4}(?![0-9/])"), _say_slashed),
@@ -440,6 +478,6 @@ ENGLISH = Language(
     rules={
         "digit": _DIGIT_RULES,
         "word": _WORD_RULES,
-        "sign": (*english_codes.TELEPHONE_RULES, with_comma(_MONEY_SIGN), _MONEY_SIGN, *SIGN_RULES),
+        "sign": (*english_codes.TELEPHONE_RULES, _COMMA_MONEY, _MONEY_SIGN, *SIGN_RULES),
     },
 )

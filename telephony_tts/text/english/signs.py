@@ -91,16 +91,15 @@ def _say_plus(match: re.Match[str]) -> str:
     return " ".join(["plus"] * len(match.group().strip()))
 
 
-_KEYS_BEFORE = re.compile(r"\b(?:press|dial)\s(?:[*#]?[0-9]{1,4}#?,?\s(?:or\s|and\s|then\s)?){0,3}$", re.I)
+_KEYS_BEFORE = re.compile(r"\b(?:press|dial)\s(?:[*#]?[0-9]{1,2}#?,?\s(?:or\s|and\s|then\s)?){0,3}$", re.I)
 
 
 def _say_hash(match: re.Match[str]) -> str:
     """ "#4815" is a number of a thing, "#" beside "key" is the pound key, "#word" is a hashtag."""
     number = match["number"]
     if number:
-        if before(match, 1) == "*" or after(match, 1) == "#":  # "*#06#"
-            return f"pound {en.digits(number)}"
-        if _KEYS_BEFORE.search(before(match, 24)):  # "press *1 or #9"
+        is_key = len(number) <= 2 and _KEYS_BEFORE.search(before(match, 24))  # "press *1 or #9"
+        if before(match, 1) == "*" or after(match, 1) == "#" or is_key:  # "*#06#"
             return f"pound {en.digits(number)}"
         if "-" in number:
             return f"number {', '.join(map(en.digits, number.split('-')))}"
@@ -157,7 +156,7 @@ _PER_NAMES = {
 
 
 def _say_per(match: re.Match[str]) -> str | None:
-    if not re.search(r"[0-9%A-Za-z]\s?$", before(match, 2)):
+    if not re.search(r"[0-9%A-Za-z$€£¥₩₹]\s?$", before(match, 2)):
         return None
     if not re.search(r"[0-9]", before(match, 14)):
         return None
@@ -167,7 +166,7 @@ def _say_per(match: re.Match[str]) -> str | None:
 
 def _say_per_unit(match: re.Match[str]) -> str | None:
     """ "$5/m²": a unit after a slash, if an amount precedes it."""
-    amount = re.search(r"[0-9][^,;.\s/]{0,8}$", before(match, 12))
+    amount = re.search(r"[0-9](?:[^,;.\s/]{0,8}|\s[$€£¥])$", before(match, 12))
     return f"per {UNITS[match['unit']][0]}" if amount and match["unit"] != "%" else None
 
 

@@ -88,7 +88,7 @@ inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], con
     }
 }
 
-enum Reading { kCached, kInOrder, kFetched };  // how a tile reads weights: from a cache, or from memory in one of two ways
+enum Reading { kCached, kInOrder, kFetched };  // how a tile reads weights: in a cache, or from memory in one of two ways
 
 // R rows of `a` times NV vectors of outputs: each(row, vector, sums)
 template <int R, int NV, Reading kReading, class Each>
@@ -98,8 +98,8 @@ inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int
     int k = 0;
     // Few rows take less time to compute than their weights to arrive.
     constexpr bool kIsFew = R < kRows, kInFours = kReading != kInOrder || !kIsFew;
-    // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long. But then the compiler mixes the loads of
-    // four steps, and a Zen 4 that waits for memory foresees them less well: two decode rows took 18 ms in place of 13.
+    // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long. But then the compiler reorders the loads
+    // of four steps, and the prefetcher of a Zen 4 predicts them less well: two decode rows took 18 ms in place of 13.
     if (kInFours)
         for (; k + 4 <= k4; k += 4, a += 16, w += 4 * layout.step)
             for (int u = 0; u < 4; u++) {
@@ -336,8 +336,10 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
                 if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
                 else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
             };
-            if (fetches_ahead()) tiles<kVectors, kFetched>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
-            else tiles<kVectors, kInOrder>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            const auto reading = fetches_ahead() ? kFetched : i ? kCached : kInOrder;  // the first rows bring the panel
+            if (reading == kFetched) tiles<kVectors, kFetched>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            else if (reading == kInOrder) tiles<kVectors, kInOrder>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            else tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
         } else {
             tiles<kVectors>(r, bytes, a.stride, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
                 finish(j, v, to_floats(sums - 128 * rows[j].total));

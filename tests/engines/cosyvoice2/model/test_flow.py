@@ -257,9 +257,10 @@ def test_a_finished_stream_is_over(flow: Flow) -> None:
         finish(flow, stream, speech(3))
 
 
-def test_too_many_frames_are_refused_before_anything_changes(flow: Flow) -> None:
+def test_too_many_frames_are_refused_before_they_are_encoded(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompt_of(flow, *voice(30))
     stream = flow.start(prompt)
+    monkeypatch.setattr(flow.backend, "encode", None)
     with pytest.raises(ValueError, match="15020 frames"):
         finish(flow, stream, speech(7480))
     assert stream.table.n_tokens == prompt.table.n_tokens

@@ -74,7 +74,7 @@ def time_sinusoids(t: Tensor, d: int) -> Tensor:
 
 
 def check_length(n_frames: int) -> None:
-    """Raises ValueError for more frames, those of the prompt included, than there is noise."""
+    """Raises ValueError if there are more frames, with those of the prompt, than noise."""
     if n_frames > N_NOISE_FRAMES:
         raise ValueError(f"{n_frames} frames with the prompt; the flow can make {N_NOISE_FRAMES}")
 

@@ -168,7 +168,8 @@ class Flow:
         the frames before as the same step has made them. If this raises, nothing has changed for any stream.
 
         Raises ValueError for a stream that is given twice or is finished, for a third block under way, for a block that
-        does not end on a multiple of 25 tokens, and for a wrong number of tokens ahead. Raises EngineError if the
+        does not end on a multiple of 25 tokens, for a wrong number of tokens ahead, and for more frames than there is
+        noise. Raises EngineError if the
         memory is full.
         """
         if len({id(request.stream) for request in requests}) < len(requests):
