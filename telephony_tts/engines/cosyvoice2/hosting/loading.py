@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_direc
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import AudioTaken, Event, EventSink, SubmitUtterance, UtteranceEnded
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import IdleLanes
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle
@@ -104,7 +107,8 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         ahead=settings.ahead,
     )
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))
-    _warm_up(core, check_wanted, name)
+    with _helpers(runner.idle_lanes, choice.n_lanes - 1):
+        _warm_up(core, check_wanted, name)
     core.tell = tell
     return LoadedEngine(core, choice, VoiceWatch(known, core))
 
@@ -126,6 +130,30 @@ def _record_graphs(runner: Runner, check_wanted: Callable[[], None], now_ns: Cal
 
     runner.prepare(before_each)
     log.info("cosyvoice2 has recorded %d graphs", n_recorded)
+
+
+@contextmanager
+def _helpers(lanes: IdleLanes, n: int) -> Iterator[None]:
+    """Threads that help the one that warms up, as idle lanes do later. The sentence is then computed sooner."""
+    is_over = threading.Event()
+
+    def help_out() -> None:
+        while True:
+            n_calls = lanes.n_calls()
+            if is_over.is_set():
+                return
+            lanes.wait(n_calls)
+
+    threads = [threading.Thread(target=help_out, daemon=True) for _ in range(n if lanes.can_help else 0)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        lanes.call()
+        for thread in threads:
+            thread.join()
 
 
 def _warm_up(core: Core, check_wanted: Callable[[], None], directory: Path) -> None:

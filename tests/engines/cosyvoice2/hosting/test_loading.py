@@ -21,6 +21,8 @@ from speaking import NEIGHBOUR, SENTENCE, n_empty
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
 from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings, EngineChoice
+from telephony_tts.engines.cosyvoice2.device import runner
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import SleepingLanes
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem, load
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
@@ -40,6 +42,46 @@ def directory(model_dir: Path, tmp_path: Path) -> Path:
     """A copy that may be broken."""
     shutil.copytree(model_dir, tmp_path / "model")
     return tmp_path / "model"
+
+
+# ----------------------------------------------------------------------------- warm-up
+
+
+@pytest.mark.parametrize(("n_lanes", "can_help", "n_helpers"), [(3, True, 2), (1, True, 0), (3, False, 0)])
+@pytest.mark.parametrize("precision", [Precision(), INT8], ids=["float32", "int8"])
+def test_idle_lanes_help_with_the_warm_up_and_end_with_it(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, n_lanes: int, can_help: bool, n_helpers: int
+) -> None:
+    """Also if it fails or is given up in the middle."""
+    seen = set[int]()
+
+    class Lanes(SleepingLanes):
+        can_help = False
+
+        def wait(self, n_seen: int) -> None:
+            seen.add(threading.get_ident())
+            super().wait(n_seen)
+
+    Lanes.can_help = can_help
+    monkeypatch.setattr(runner, "HelpingLanes", Lanes)
+    monkeypatch.setattr(runner, "SleepingLanes", Lanes)
+    settings = Settings(model_dir=model_dir, precision=precision, n_lanes=n_lanes, n_slots=1)
+    before = threading.active_count()
+    n_steps = 0
+
+    def is_wanted() -> bool:
+        nonlocal n_steps
+        n_steps += len(seen) == n_helpers and n_helpers > 0
+        return n_steps < 3
+
+    if n_helpers:
+        with pytest.raises(EngineError, match="closed while it was loading"):
+            load(settings, lambda key, event: None, is_wanted)
+        assert len(seen) == n_helpers
+    else:
+        load(settings, lambda key, event: None)
+        assert not seen
+    assert threading.active_count() == before
 
 
 # ---------------------------------------------------------------------------- given up
