@@ -276,13 +276,13 @@ def _kernels_seen(
 
 def _stages(side: ModelSide, n_rounds: int) -> dict[str, dict[str, Any]]:
     """For a second of speech: seconds of each stage (medians), its parts, and what was counted."""
-    works: dict[str, Callable[[StageWork], float]] = {
-        "prompt": lambda work: work.prefill() or 1,
+    works: dict[str, Callable[[StageWork], float | None]] = {
+        "prompt": lambda work: work.prefill(),
         "language model": _ids,
-        "flow": lambda work: _block(work) or 1,
-        "vocoder": lambda work: work.vocode() or 1,
+        "flow": _block,
+        "vocoder": lambda work: work.vocode(),
     }
-    """Each returns how many seconds of speech it has worked for."""
+    """Each returns the seconds of speech that it was for; None for one second."""
     found: dict[str, dict[str, Any]] = {}
     for name, run in works.items():
         measured_s, parts = list[float](), list[dict[str, float]]()
@@ -302,7 +302,7 @@ def _stages(side: ModelSide, n_rounds: int) -> dict[str, dict[str, Any]]:
                 counted = Work()
                 tell = counted.add_map, counted.add_attention, counted.add_conv
                 with _kernels_seen(*tell, defaultdict(float)), counted:
-                    n_counted = run(work)
+                    n_counted = run(work) or 1.0
                 if name == "language model":
                     counted.weight_bytes += round(TOKENS_PER_S * n_counted) * _kept_bytes(side)
                 continue
@@ -310,7 +310,7 @@ def _stages(side: ModelSide, n_rounds: int) -> dict[str, dict[str, Any]]:
             timer = StageTimer()
             with _kernels_seen(_ignore, _ignore, _ignore, of_kernels), timer.on(side.model):
                 begun = time.perf_counter()
-                n_run = run(work)
+                n_run = run(work) or 1.0
                 measured_s.append((time.perf_counter() - begun) / n_run)
             sampling = {"sampling": timer.seconds["LM sampling"]} if name == "language model" else {}
             parts.append({part: s / n_run for part, s in {**of_kernels, **sampling}.items()})

@@ -15,8 +15,8 @@ COMMA_AMOUNT = (
     r"(?<![0-9.,])(?:[1-9][0-9]{0,2}(?:\.[0-9]{3}){1,4}(?:,[0-9]{2}|(?<=00))|[0-9]{1,4},[0-9]{2})"
     r"(?![0-9]|[.,][0-9])"
 )
-"""An amount as the continent of Europe writes it: "1.299,00", "49,90", "2.500". Only beside the sign or name of such a
-currency: "4,50" may be two numbers of a list, and "2.500" a decimal."""
+"""An amount as in most of Europe: "1.299,00", "49,90", "2.500". Only beside the sign or name of such a currency: "4,50"
+may be two numbers of a list, and "2.500" a decimal."""
 
 
 def from_comma(written: str) -> str:

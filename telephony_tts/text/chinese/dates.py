@@ -118,13 +118,13 @@ def _say_time(match: re.Match[str]) -> str | None:
 
 
 _DATES_BEFORE = re.compile("(?:活动|优惠|促销|放假|报名)(?:时间|日期|期间|期)?[为是:：]{0,2}$")
-_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def _say_dot_dates(match: re.Match[str]) -> str | None:
     """ "活动时间：11.11-11.20"."""
     dates = [(int(match[f"month_{i}"]), int(match[f"day_{i}"])) for i in "12"]
-    if not _DATES_BEFORE.search(before(match, 8)) or any(day > _DAYS[month - 1] for month, day in dates):
+    if not _DATES_BEFORE.search(before(match, 8)) or any(day > _DAYS_OF_MONTH[month - 1] for month, day in dates):
         return None
     return "到".join(f"{zh.cardinal(month)}月{zh.cardinal(day)}日" for month, day in dates)
 

@@ -105,7 +105,7 @@ def _say_hash(match: re.Match[str]) -> str:
 
 
 def _say_between_hashes(match: re.Match[str]) -> str | None:
-    """ "密码#2580#" has keys, "#618#" is a topic."""
+    """In "密码#2580#" the signs are keys, and "#618#" is a topic."""
     left, number = before(match, 8), zh.code(match["number"])
     if re.search(r"(?:[0-9*#]|(?:按|拨打?)\s?)$", left):
         return None

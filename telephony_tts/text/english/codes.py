@@ -56,7 +56,7 @@ _THINGS = re.compile(
     r"\s(?:customers|orders|users|tickets|messages|stores|results|members|visitors|subscribers|employees|products|entries|"
     r"records|votes|reviews|parcels|packages|students|patients)\b"
 )
-"""What 911 may count. Of most other words it is not sure: "911 access", "911 calls"."""
+"""Nouns that 911 counts. With most others it is the telephone number: "911 access", "911 calls"."""
 _YEAR = re.compile(r"(?:19|20)[0-9]{2}$")
 
 

@@ -14,7 +14,7 @@ _MONTH_NAMES = (
     "nov(?:ember)?|dec(?:ember)?"
 )
 MONTH = rf"(?:{_MONTH_NAMES})(?![a-z])\.?"
-_SHORT = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)"
+_SHORT_MONTH = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)"
 _INDEX = {name[:3].lower(): i for i, name in enumerate(en.MONTHS)}
 _DAY = r"(?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
 _SUFFIX = r"(?:st|nd|rd|th)(?![a-z])"
@@ -254,7 +254,7 @@ WORD_RULES: tuple[Rule, ...] = (
         _say_month_day,
     ),
     (
-        re.compile(rf"(?<![-–])(?P<first>{_SHORT})\.?[-–](?P<last>{_SHORT})(?![A-Za-z–-]|\.?\s[0-3]?[0-9](?![0-9]))"),
+        re.compile(rf"(?<![-–])(?P<first>{_SHORT_MONTH})\.?[-–](?P<last>{_SHORT_MONTH})(?![A-Za-z–-]|\.?\s[0-3]?[0-9](?![0-9]))"),
         _say_months,
     ),
     (re.compile(rf"(?P<month>{MONTH}),?\s(?P<year>{_YEAR})(?![A-Za-z-])", re.I), _say_month_year),

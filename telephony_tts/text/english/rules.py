@@ -86,8 +86,8 @@ def _say_money_after(match: re.Match[str]) -> str:
     return _say_amount(match["first"], match["scale"] or "", match["currency"])
 
 
-_OF_A_RATE = re.compile(r"\s?(?:/|per\s|an?\s)\s?(?:l|liter|litre|kwh|kg|unit|min)", re.I)
-"""Behind a price of which thousandths matter: "1.800 €/l"."""
+_PER_UNIT = re.compile(r"\s?(?:/|per\s|an?\s)\s?(?:l|liter|litre|kwh|kg|unit|min)", re.I)
+"""After a price that may have three decimals: "1.800 €/l"."""
 
 
 def _say_comma_money(match: re.Match[str]) -> str | None:
@@ -96,7 +96,7 @@ def _say_comma_money(match: re.Match[str]) -> str | None:
     if currency is None:
         return None
     first, last = match["first"], match["last"]
-    if "," not in first and _OF_A_RATE.match(after(match, 10)):
+    if "," not in first and _PER_UNIT.match(after(match, 10)):
         return None
     currency = "€" if currency.startswith("euro") else currency
     said = _say_amount(from_comma(last or first), "", currency, _is_adjective(match))
@@ -104,7 +104,7 @@ def _say_comma_money(match: re.Match[str]) -> str | None:
 
 
 def _say_comma_quantity(match: re.Match[str]) -> str | None:
-    """ "12,5 %", "1,5 GB", "3,5 million": only with one digit behind the comma, as two numbers are written rarely."""
+    """ "12,5 %", "1,5 GB", "3,5 million". With two digits after the comma it may be a list."""
     said, unit = en.number(from_comma(match["number"])), match["unit"]
     if match["first"]:
         said = f"{en.number(from_comma(match['first']))} to {said}"

@@ -336,9 +336,9 @@ template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const R
                 if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
                 else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
             };
-            const auto reading = fetches_ahead() ? kFetched : i ? kCached : kInOrder;  // the first rows bring the panel
-            if (reading == kFetched) tiles<kVectors, kFetched>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
-            else if (reading == kInOrder) tiles<kVectors, kInOrder>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            // The first rows bring the panel into a cache.
+            if (fetches_ahead()) tiles<kVectors, kFetched>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
+            else if (i == 0) tiles<kVectors, kInOrder>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
             else tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, each);
         } else {
             tiles<kVectors>(r, bytes, a.stride, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {

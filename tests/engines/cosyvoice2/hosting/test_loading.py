@@ -52,12 +52,10 @@ def directory(model_dir: Path, tmp_path: Path) -> Path:
 def test_idle_lanes_help_with_the_warm_up_and_end_with_it(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, n_lanes: int, can_help: bool, n_helpers: int
 ) -> None:
-    """Also if it fails or is given up in the middle."""
+    """Also if it is given up in the middle."""
     seen = set[int]()
 
     class Lanes(SleepingLanes):
-        can_help = False
-
         def wait(self, n_seen: int) -> None:
             seen.add(threading.get_ident())
             super().wait(n_seen)

@@ -169,8 +169,7 @@ class Flow:
 
         Raises ValueError for a stream that is given twice or is finished, for a third block under way, for a block that
         does not end on a multiple of 25 tokens, for a wrong number of tokens ahead, and for more frames than there is
-        noise. Raises EngineError if the
-        memory is full.
+        noise. Raises EngineError if the memory is full.
         """
         if len({id(request.stream) for request in requests}) < len(requests):
             raise ValueError("two blocks of a stream begin one after the other")
