@@ -60,7 +60,7 @@ def program() -> list[str]:
     started = shutil.which(sys.argv[0]) or sys.argv[0]
     found = shutil.which(PROGRAM)
     if Path(started).name != PROGRAM or not os.access(started, os.X_OK):
-        return [sys.executable, "-m", "telephony_tts.cli"]
+        return [sys.executable, "-m", "telephony_tts"]
     if found is not None and os.path.samefile(found, started):
         return [PROGRAM]
     return [os.path.abspath(started)]

@@ -26,7 +26,7 @@ from telephony_tts import event_loop, logs, metrics
 from telephony_tts.audio.voice_activity import import_runtime
 from telephony_tts.certificate import expires_s
 from telephony_tts.clock import unix_s
-from telephony_tts.config import Config, lexicon_names
+from telephony_tts.config import Config, doubtful_settings, lexicon_names
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
@@ -78,6 +78,8 @@ _log = logs.get(__name__)
 
 _MB = 1_000_000
 _DISK_CHECK_S = 15.0
+_LOW_DISK_MB = 200
+"""Below this much free space a warning is logged. Recordings of 100 calls fill it in two minutes."""
 _LAST_SPANS_S = 5.0
 _RELOAD_AGAIN_S = 10.0
 """After a check of a file that failed, the next one comes so soon, also if only SIGHUP causes checks."""
@@ -104,11 +106,15 @@ def build_catalog(
     they are kept, if that is not the place of the configuration. `shared`: the addresses of engines that run in a
     process of their own for several fronts.
 
-    A route to an engine that is not installed is dropped. Its text then goes to the default engine, which refuses it
-    with a clear message.
+    A shipped route to an engine that is not installed is dropped. Its text then goes to the default engine, which
+    refuses it with a clear message. Raises ConfigError if another route leads to such an engine.
     """
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
+    for lang, name in config.engines.routes.items():
+        if lang not in routes and not config.engines.is_default_route(lang):
+            how = next(absent.how_to_get for absent in _absent(wanted) if absent.name == name)
+            raise ConfigError(f"engines.routes.{lang}: {name} is not installed: {how}")
     makers = _makers(config)
     for name, address in shared.items():
         makers[name] = partial(_shared_engine, config, name, address)
@@ -340,7 +346,7 @@ def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
     """CosyVoice2 is imported only when it is configured: torch is an extra, and takes a second to import."""
     engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
-    need_torch()
+    need_torch(config)
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
     from telephony_tts.engines.cosyvoice2.settings import Timeouts
 
@@ -368,7 +374,7 @@ def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
 
 
 def _stored_voices(config: Config) -> tuple[list[Voice], list[str]]:
-    need_torch()
+    need_torch(config)
     from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M
     from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
     from telephony_tts.engines.cosyvoice2.voices import enrolment
@@ -453,10 +459,13 @@ def version() -> str:
         return "(not installed)"
 
 
-def need_torch() -> None:
-    """Raises EngineUnavailable where PyTorch, which all of CosyVoice2 needs, is not installed."""
+def need_torch(config: Config | None = None) -> None:
+    """Raises EngineUnavailable where PyTorch, which all of CosyVoice2 needs, is not installed. It names a model
+    directory that is missing too: an operator mends both at once."""
     if importlib.util.find_spec("torch") is None:
-        raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+        model = None if config is None else config.engines.cosyvoice2.model
+        also = "" if model is None or Path(model).is_dir() else f"; and there is no model directory {model}"
+        raise EngineUnavailable(f"cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout{also}")
 
 
 def installed(part: str) -> bool:
@@ -732,6 +741,8 @@ async def serve(
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{_host_here(settings.server.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
+                for doubt in doubtful_settings(config):
+                    _log.warning("doubtful_setting", why=doubt)
                 if (why := why_tokens_are_needed(config)) is not None:
                     _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")
                 if announce is not None:
@@ -827,6 +838,7 @@ async def _watch_disks(config: Config) -> None:
     }
     written = {name: folder for name, folder in folders.items() if folder is not None}
     pool = DaemonPool(1, "disks")
+    low: set[str] = set()
     try:
         while written:
             for name, folder in written.items():
@@ -836,6 +848,11 @@ async def _watch_disks(config: Config) -> None:
                     continue  # it does not exist yet, or no thread could be started
                 metrics.DISK_FREE_BYTES.labels(name).set(usage.free)
                 metrics.DISK_SIZE_BYTES.labels(name).set(usage.total)
+                if usage.free >= _LOW_DISK_MB * _MB:
+                    low.discard(name)
+                elif name not in low:
+                    low.add(name)
+                    _log.warning("disk_nearly_full", what=name, folder=folder, free_mb=usage.free // _MB)
             await asyncio.sleep(_DISK_CHECK_S)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -964,7 +981,7 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
     shared_engine = None
     if config.engines.cosyvoice2.model is not None:
         # One for all fronts: a model takes gigabytes, and batches of all calls are the fastest.
-        need_torch()
+        need_torch(config)
         need_grpc()
         shared_engine = ("cosyvoice2", config)
 

@@ -26,7 +26,7 @@ def overrides(arguments: argparse.Namespace) -> dict[str, object]:
     found: dict[str, object] = {}
     for pair in arguments.set:
         key, equals, value = pair.partition("=")
-        if not equals:
+        if not equals or not value.strip():
             raise ConfigError(f"--set {pair}: a value is missing; expected KEY=VALUE, such as --set limits.calls=50")
         try:
             found[key.strip()] = yaml.safe_load(value)

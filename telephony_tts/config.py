@@ -22,7 +22,13 @@ from telephony_tts.engines.remote.addresses import parse_addresses
 from telephony_tts.errors import ConfigError
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.schema import Between, OneOf, Spelt, Url, read_section, show
-from telephony_tts.session.settings import BargeInSettings, CallerSettings, DtmfSettings, SpeechSettings
+from telephony_tts.session.settings import (
+    LANGUAGE,
+    BargeInSettings,
+    CallerSettings,
+    DtmfSettings,
+    SpeechSettings,
+)
 from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.transport.settings import (
     AsteriskSettings,
@@ -209,21 +215,13 @@ class EngineSettings:
         return {"hibari": self.hibari.workers, "espeak": self.espeak.workers}
 
     def conflicts(self) -> Iterator[str]:
-        if self.default not in self.names:
-            yield f"default: {show(self.default)} is wrong; expected one of {', '.join(self.names)}"
         for name in self.others:
             if name in ENGINES:
                 yield f"others.{name}: {name} is an engine of telephony-tts; choose another name"
-        if self.default == "remote" and self.remote.target is None:
-            yield "remote.target: missing; remote is the default engine and needs the address of an engine server"
-        if self.default == "ray" and self.ray.address is None:
-            yield "ray.address: missing; ray is the default engine and needs a Ray cluster, for example auto"
-        if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
-            yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
-        for engine, n_workers in self.n_workers.items():
-            if n_workers == 0 and (engine == self.default or engine in self.fallback):
-                used = "the default engine" if engine == self.default else "in fallback"
-                yield f"{engine}.workers: 0 leaves the engine out, but {engine} is {used}"
+        if self.default not in self.names:
+            yield f"default: {show(self.default)} is wrong; expected one of {', '.join(self.names)}"
+        elif (need := self._need(self.default)) is not None:
+            yield f"{need}, but {self.default} is the default engine"
         for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
             if value_s >= self.timeout_s:
                 yield f"{name}: {value_s:g} is not below timeout_s ({self.timeout_s:g}), which ends the turn first"
@@ -235,15 +233,30 @@ class EngineSettings:
                 yield f"fallback: no engine is named {engine!r}; expected some of {', '.join(self.names)}"
             elif self.fallback.count(engine) > 1:
                 yield f"fallback: {engine} is there more than once"
-            elif engine == "cosyvoice2" and self.cosyvoice2.model is None:
-                yield "fallback: cosyvoice2 needs a model directory; set cosyvoice2.model"
-            elif engine == "remote" and self.remote.target is None:
-                yield "fallback: remote needs the address of an engine server; set remote.target"
-            elif engine == "ray" and self.ray.address is None:
-                yield "fallback: ray needs the address of a Ray cluster; set ray.address"
+            elif (need := self._need(engine)) is not None:
+                yield f"{need}, but {engine} is in fallback"
         for lang, engine in self.routes.items():
-            if engine not in self.names:
+            if not LANGUAGE.accepts(lang):
+                yield f"routes: {show(lang)} is not a language; expected {LANGUAGE.says}"
+            elif engine not in self.names:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(self.names)}"
+            elif not self.is_default_route(lang) and (need := self._need(engine)) is not None:
+                yield f"{need}, but routes.{lang} leads to {engine}"
+
+    def _need(self, engine: str) -> str | None:
+        """The setting that leaves `engine` out, and why; None if no setting does."""
+        return {
+            "hibari": None if self.hibari.workers else "hibari.workers: 0 leaves the engine out",
+            "espeak": None if self.espeak.workers else "espeak.workers: 0 leaves the engine out",
+            "cosyvoice2": None if self.cosyvoice2.model else "cosyvoice2.model: no model directory is given",
+            "remote": None if self.remote.target else "remote.target: no address of an engine server is given",
+            "ray": None if self.ray.address else "ray.address: no Ray cluster is given, for example auto",
+        }.get(engine)
+
+    def is_default_route(self, lang: str) -> bool:
+        """Whether the route of `lang` is the shipped one. Its engine is an extra, and the route is left out without
+        it."""
+        return self.routes.get(lang) == EngineSettings().routes.get(lang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +290,9 @@ class LexiconSettings:
         scopes = {
             "languages": self.languages, "voices": self.voices, "tokens": self.tokens, "named_keys": self.named_keys,
         }  # fmt: skip
+        for language in self.languages:
+            if language != "*" and not LANGUAGE.accepts(language):
+                yield f"languages: {show(language)} is not a language; expected * or {LANGUAGE.says}"
         for scope, named in scopes.items():
             for key, listed in named.items():
                 where = scope if scope == "tokens" else f"{scope}.{key}"  # a token is a secret
@@ -417,10 +433,39 @@ def load(
             problems.append(f"{name}: cannot read {file}")
     if server.runtime_folder is not None and not os.path.isdir(server.runtime_folder):
         problems.append(f"server.runtime_folder: no folder {server.runtime_folder}")
+    for key in ("phrases.folder", "recordings.folder"):
+        folder = get(tree, key)
+        if isinstance(folder, str) and Path(folder).name.lower() in _WORDS_FOR_NONE and not os.path.isdir(folder):
+            problems.append(f"{key}: no folder {Path(folder).name!r}; to keep nothing, leave the key out")
     if config.sounds.folder is not None and not os.path.isdir(config.sounds.folder):
         problems.append(f"sounds.folder: no folder {config.sounds.folder}")
     raise_problems(path, problems)
     return replace(config, server=server)
+
+
+_WORDS_FOR_NONE = ("off", "no", "none", "null", "false", "disabled")
+_SAFE_TOKEN_CHARS = 16
+
+
+def doubtful_settings(config: Config) -> Iterator[str]:
+    """Settings with which the server runs, but which are probably not meant: the key, what it does, and the cure."""
+    short = min(map(len, config.server.tokens), default=_SAFE_TOKEN_CHARS)
+    if short < _SAFE_TOKEN_CHARS:
+        yield (
+            f"server.tokens: a token of {short} characters can be guessed; take one of {_SAFE_TOKEN_CHARS} or more, "
+            "for example from `openssl rand -hex 16`"
+        )
+    if config.phrases.folder is not None and not config.phrases.enabled:
+        yield "phrases.folder: nothing is kept, because phrases.enabled is false; set it to true"
+    engines = config.engines
+    speaks_alone = not set(engines.routes.values()) - {engines.default}
+    if engines.fallback == (engines.default,) and speaks_alone:
+        yield f"engines.fallback: {engines.default} is the default engine already; name another one, or leave it out"
+    if config.asterisk.lead_ms > config.speech.ahead_ms:
+        yield (
+            f"asterisk.lead_ms: only {config.speech.ahead_ms} of {config.asterisk.lead_ms} ms are used, because no "
+            "more is synthesised ahead; raise speech.ahead_ms, or lower asterisk.lead_ms"
+        )
 
 
 def key_variable(engine: str) -> str:

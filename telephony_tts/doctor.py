@@ -21,6 +21,7 @@ from typing import NamedTuple
 from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.session.settings import SessionSettings
@@ -30,7 +31,8 @@ DRIVER_S = 10.0
 
 
 class Finding(NamedTuple):
-    """What is known of one part: `state` is ok, missing, broken, warning or in use."""
+    """What is known of one part: `state` is ok, optional (not installed, and nothing needs it), missing, broken,
+    warning or in use."""
 
     state: str
     what: str
@@ -40,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
-    """Print a line for each part: ok, missing (with the remedy) or broken. Returns 1 if `serve` would not start."""
+    """Print a line for each part: its state, and what to do unless that is ok. Returns 1 if `serve` would not start."""
     failed = False
 
     def show(findings: Iterable[Finding]) -> None:
@@ -60,7 +62,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     show([_speech(settings), Finding(*_port_state(settings.server.host, settings.server.port))])
     npx = shutil.which("npx")
     detail = npx or "only to type into the server: apt-get install npm"
-    show([Finding("ok" if npx else "missing", "npx (wscat)", detail)])
+    show([Finding("ok" if npx else "optional", "npx (wscat)", detail)])
     return 1 if failed else 0
 
 
@@ -74,7 +76,7 @@ def _packages() -> Iterator[Finding]:
     for package, extra, use in (
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
-        ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
+        ("espeakng-loader", "espeak", f"{len(EspeakEngine().voices)} languages, robotic; GPL-3"),
         ("py3langid", "lang", "tells German, French, ... from English and warns if the voice does not fit"),
         ("diskcache", "phrases", "phrases.folder, phrases kept on disk"),
         ("google-re2", "lexicon", "patterns in lexicons"),
@@ -89,7 +91,7 @@ def _packages() -> Iterator[Finding]:
             yield Finding("ok", package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             if extra:
-                yield Finding("missing", package, f"{use}: pip install -e '.[{extra}]' in the checkout")
+                yield Finding("optional", package, f"{use}: pip install -e '.[{extra}]' in the checkout")
             else:
                 yield Finding("missing", package, "pip install telephony-tts", package != "uvloop")
 
@@ -98,6 +100,7 @@ def _parts(settings: config.Config, *, is_running: bool = False) -> Iterator[Fin
     """The parts that the settings name, but for the speech and the port."""
     state, what, detail = _server(settings)
     yield Finding(state, what, detail, state == "broken")
+    yield from (Finding("warning", "configuration", doubt) for doubt in config.doubtful_settings(settings))
     if not is_running:
         for state, what, detail in _processes(settings):
             yield Finding(state, what, detail, state == "broken")

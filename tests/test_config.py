@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from telephony_tts.app import transport_settings
-from telephony_tts.config import Config, load
+from telephony_tts.config import Config, doubtful_settings, load
 from telephony_tts.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
@@ -249,9 +249,17 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("asterisk: {lead_ms: 20}", "asterisk.lead_ms: 20 is wrong; expected a whole number from 60 to 5000"),
         ("speech: {lead_ms: 900, ahead_ms: 800}", "speech.ahead_ms: 800 is less than lead_ms (900)"),
         ("speech: {pause_chars: 5, resume_chars: 5}", "speech.resume_chars: 5 is not below pause_chars (5)"),
-        ("speech: {lang: no}", "speech.lang: False is wrong; expected text or null; put it in quotes"),
+        ("speech: {lang: no}", "speech.lang: False is wrong; expected a language code such as zh, en, ja or zh-TW"),
         ("engines: {routes: {no: espeak}}", "engines.routes: {False: 'espeak'} is wrong; expected a mapping of text"),
         ("engines: {routes: {zh: espek}}", "engines.routes.zh: no engine is named 'espek'; expected one of hibari, "),
+        ("engines: {routes: {chinese: espeak}}", "engines.routes: 'chinese' is not a language; expected a language c"),
+        ("engines: {routes: {en: cosyvoice2}}", "engines.cosyvoice2.model: no model directory is given, but routes.en"),
+        ("engines: {routes: {en: remote}}", "engines.remote.target: no address of an engine server is given, but r"),
+        ("engines: {routes: {de: espeak}, espeak: {workers: 0}}", "engines.espeak.workers: 0 leaves the engine out"),
+        ("speech: {lang: chinese}", "speech.lang: 'chinese' is wrong; expected a language code such as zh"),
+        ("lexicons: {languages: {english: a}, files: {a: c.pem}}", "lexicons.languages: 'english' is not a language"),
+        ("phrases: {enabled: true, folder: 'off'}", "phrases.folder: no folder 'off'; to keep nothing"),
+        ("recordings: {folder: none}", "recordings.folder: no folder 'none'; to keep nothing"),
         ("engines: {stall_s: 2}", "engines.stall_s: 2 is wrong; expected a number from 2.5 to 60"),
         ("engines: {stall_s: 20, timeout_s: 20}", "engines.stall_s: 20 is not below timeout_s (20)"),
         ("engines: {restart_wait_s: -1}", "engines.restart_wait_s: -1 is wrong; expected a number from 0 to 60"),
@@ -373,3 +381,31 @@ def test_secrets_are_not_in_the_errors(tmp_path: Path) -> None:
 def test_settings_cannot_be_changed_after_loading() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().server.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"server.tokens": ["abc", "x" * 32]}, "server.tokens: a token of 3 characters can be guessed; take one of 16"),
+        ({"phrases.folder": "kept"}, "phrases.folder: nothing is kept, because phrases.enabled is false"),
+        ({"engines.fallback": ["hibari"], "engines.routes": {}}, "engines.fallback: hibari is the default engine"),
+        ({"asterisk.lead_ms": 4_000}, "asterisk.lead_ms: only 2000 of 4000 ms are used"),
+    ],
+)
+def test_settings_that_are_probably_not_meant_are_named_with_the_cure(settings: dict[str, object], said: str) -> None:
+    (doubt,) = doubtful_settings(load(None, settings, {}))
+    assert doubt.startswith(said) and "abc" not in doubt
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server.tokens": ["x" * 16]},
+        {"phrases.folder": "kept", "phrases.enabled": True},
+        {"engines.fallback": ["hibari"], "engines.routes": {"zh": "espeak"}},
+        {"asterisk.lead_ms": 4_000, "speech.ahead_ms": 4_000},
+    ],
+)
+def test_settings_that_are_meant_raise_no_doubt(settings: dict[str, object]) -> None:
+    """A fallback to the default engine serves the languages that have a route to another one."""
+    assert not list(doubtful_settings(load(None, settings, {})))

@@ -187,6 +187,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.bench.plot": row("errors", "matplotlib"),
     "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
     "telephony_tts.app": EVERYTHING,
+    "telephony_tts.__main__": row("cli"),
     "telephony_tts.cli": EVERYTHING,
     "telephony_tts.cli_settings": row("errors", "yaml"),
     "telephony_tts.cli_cosyvoice2": EVERYTHING,

@@ -147,10 +147,10 @@ function showEngines(server) {
   one("#engines").dataset.loaded = `${n}/${server.engines.length}`;
 }
 
-const KINDS = { ok: "good", missing: "warn", warning: "warn", broken: "bad" };
+const KINDS = { ok: "good", optional: "", missing: "warn", warning: "warn", broken: "bad" };
 
 function drawFindings() {
-  const order = ["broken", "warning", "missing", "ok"];
+  const order = ["broken", "warning", "missing", "ok", "optional"];
   const sorted = findings.toSorted((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
   const rows = sorted.map(({ state: found, what, detail }) => element("tr", {},
     element("td", {}, element("span", { className: `state ${KINDS[found] ?? ""}` }, t(found))),

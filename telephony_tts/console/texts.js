@@ -111,6 +111,7 @@ const TEXTS = {
   state: ["State", "状态"],
   detail: ["Detail", "说明"],
   ok: ["ok", "正常"],
+  optional: ["not installed", "未安装"],
   missing: ["missing", "缺失"],
   broken: ["broken", "损坏"],
   warning: ["warning", "警告"],

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-from telephony_tts.schema import Between, OneOf
+from telephony_tts.schema import Between, OneOf, Spelt
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.wire.native import DTMF_WAYS
 
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
 IdleSeconds = Annotated[int, Between(0, 86_400)]
+LANGUAGE = Spelt(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*", "a language code such as zh, en, ja or zh-TW")
 MOST_PTIME_MS = 60
 LEAST_SILENT_MS = 100
 """A shorter time would only flood the bot with events."""
@@ -38,7 +39,7 @@ class SpeechSettings:
     """
 
     voice: str | None = None
-    lang: str | None = None
+    lang: Annotated[str | None, LANGUAGE] = None
     speed: Annotated[float, Between(0.5, 2.0)] = 1.0
     codec: Annotated[str, OneOf(("ulaw", "alaw", "pcm"))] = "ulaw"
     rate_hz: Annotated[int, OneOf((8_000, 16_000, 24_000, 48_000))] = 8_000

@@ -1,0 +1,8 @@
+"""`python -m telephony_tts` is the command `telephony-tts`."""
+
+import sys
+
+from telephony_tts.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
