@@ -42,13 +42,21 @@ RAY_ADDRESS = Spelt(
     r"auto|(ray://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}",
     "auto for the Ray cluster of this machine, HOST:PORT of its head such as 10.0.0.2:6379, or ray://HOST:10001",
 )
-LOCAL_ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+LOCAL_ENGINES = ("hibari", "kokoro", "espeak", "fake", "cosyvoice2")
 ENGINES = (*LOCAL_ENGINES, "remote", "ray")
+DEFAULT_ROUTES = {"zh": "kokoro"}
 
 
 @dataclass(frozen=True, slots=True)
 class HibariSettings:
     """`workers`: 0 leaves the engine out."""
+
+    workers: Annotated[int, Between(0, 64)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KokoroSettings:
+    """The Mandarin voice. `workers`: 0 leaves the engine out."""
 
     workers: Annotated[int, Between(0, 64)] = 2
 
@@ -182,7 +190,7 @@ class EngineSettings:
     timeouts of engines. `others`: speech servers of other projects, each under a name of its own."""
 
     default: str = "hibari"
-    routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
+    routes: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_ROUTES))
     timeout_s: Annotated[float, Between(5, 600)] = 30.0
     stall_s: Annotated[float, Between(2.5, 60)] = 5.0
     restart_wait_s: Annotated[float, Between(0, 60)] = 10.0
@@ -191,6 +199,7 @@ class EngineSettings:
     fallback_after: Annotated[int, Between(1, 1000)] = 3
     retry_s: Annotated[float, Between(0.1, 3600)] = 30.0
     hibari: HibariSettings = field(default_factory=HibariSettings)
+    kokoro: KokoroSettings = field(default_factory=KokoroSettings)
     espeak: EspeakSettings = field(default_factory=EspeakSettings)
     fake: FakeSettings = field(default_factory=FakeSettings)
     cosyvoice2: CosyVoice2Settings = field(default_factory=CosyVoice2Settings)
@@ -206,7 +215,7 @@ class EngineSettings:
     @property
     def n_workers(self) -> dict[str, int]:
         """Of the engines that 0 workers leave out."""
-        return {"hibari": self.hibari.workers, "espeak": self.espeak.workers}
+        return {"hibari": self.hibari.workers, "kokoro": self.kokoro.workers, "espeak": self.espeak.workers}
 
     def conflicts(self) -> Iterator[str]:
         if self.default not in self.names:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ class EnglishReading:
     ids: list[int]
     words: list[str]
     spans: list[tuple[int, int]]
+
+
+@cache
+def english_reader() -> EnglishReader:
+    """The reader of this process."""
+    return EnglishReader()
 
 
 class EnglishReader:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.engines import onnx_graph
-from telephony_tts.engines.english import EnglishReader, aligned
+from telephony_tts.engines.english import aligned, english_reader
 from telephony_tts.engines.speech import SpokenPiece, share_time, trimmed
 from telephony_tts.engines.words import words
 
@@ -41,7 +41,7 @@ class HibariModel:
         from hibari.voices import DEFAULT, voice_path
 
         self._dsp = dsp
-        self.english = EnglishReader()
+        self.english = english_reader()
         model = Path(voice_path(DEFAULT, download_missing=False)).read_bytes()
         self._session, self.has_durations = _open(onnxruntime, model)
         if self.has_durations:

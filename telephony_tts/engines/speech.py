@@ -52,10 +52,14 @@ Speak = Callable[[str, int, float], SpokenPiece]
 """Speak a piece, given its text, its index, and the milliseconds of silence to keep after it."""
 
 
-def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iterator[Chunk]:
+Cut = Callable[[str], Sequence[tuple[int, int]]]
+"""Where to cut a text: spans that cover it."""
+
+
+def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool], cut: Cut = pieces) -> Iterator[Chunk]:
     """Speak piece after piece. The first chunks are ready before later pieces are made."""
     text = without_endless_words(text)
-    spans = pieces(text)
+    spans = cut(text)
     n_before = 0
     for index, (start, end) in enumerate(spans):
         if cancelled():
