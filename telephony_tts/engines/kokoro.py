@@ -6,7 +6,7 @@ A clause takes half of its own duration. A cancel stops it within the network.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,6 +75,8 @@ class KokoroReading:
     symbols: list[int]
     spans: list[_Span]
     written: str
+    citation: str
+    """The pinyin of its Han characters without the changes of tones in speech."""
 
 
 class KokoroReader:
@@ -88,7 +90,8 @@ class KokoroReader:
     def read(self, text: str, pronunciations: Sequence[Pronunciation] = ()) -> KokoroReading:
         """The symbols of a text. `pronunciations` have their places in it. Symbols that Kokoro lacks are left out."""
         text = digits_as_han(text)
-        syllables = sandhi(text, self._mandarin.read(text, pronunciations))
+        citation = self._mandarin.read(text, pronunciations)
+        syllables = sandhi(text, citation)
         ipa = {each.start: each for each in pronunciations if each.alphabet == "ipa"}
         ids: list[int] = []
         spans: list[_Span] = []
@@ -133,7 +136,8 @@ class KokoroReader:
         kept = [n for n, number in enumerate(ids) if number != space or 0 < n < len(ids) - 1]
         if len(kept) < len(ids) and ids[:1] == [space]:
             spans = [_Span(s.start, s.text, s.first - 1, s.last - 1, s.english) for s in spans]
-        return KokoroReading([ids[n] for n in kept], spans, re.sub(" +", " ", "".join(written)).strip())
+        return KokoroReading([ids[n] for n in kept], spans, re.sub(" +", " ", "".join(written)).strip(),
+                             " ".join(citation[place] for place in sorted(citation)))
 
     def timings(self, reading: KokoroReading, edges: Sequence[int]) -> list[Timing]:
         """When each word is heard. `edges[i]` is the first sample of symbol i."""
@@ -204,6 +208,12 @@ class KokoroEngine:
         foreign = sorted(scripts(utterance.text) - _HAN_SCRIPTS)
         if foreign:
             raise UnsupportedText(f"kokoro speaks Mandarin and English, not {'/'.join(foreign).lower()} letters")
+
+    def shown(self, utterance: Utterance) -> Mapping[str, str]:
+        """`pinyin`: the readings of the characters, each by itself; `given`: what the network gets."""
+        reader = self._loaded.reader if self._loaded is not None else KokoroReader()
+        reading = reader.read(utterance.text, utterance.pronunciations)
+        return {"pinyin": reading.citation, "given": reading.written}
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)

@@ -134,7 +134,8 @@ def _change_yi_and_bu(text: str, syllables: dict[int, str], own: dict[int, str])
 
 
 def sandhi(text: str, syllables: dict[int, str]) -> dict[int, str]:
-    """The tones as they are spoken: of 一 and 不 before other tones, and of third tones before each other."""
+    """The tones of 一 and 不 as they are spoken before other tones. Those of third tones stay: Kokoro was trained on
+    them as they are written, and speaks them right by itself."""
     spoken = dict(syllables)
     for at, syllable in syllables.items():
         following = syllables.get(at + 1, "")[-1:]
@@ -147,7 +148,7 @@ def sandhi(text: str, syllables: dict[int, str]) -> dict[int, str]:
                 spoken[at] = "yi2"
             elif following:
                 spoken[at] = "yi4"
-    return _third_tones(text, spoken)
+    return spoken
 
 
 _DIGIT_WORDS = frozenset("零〇一二三四五六七八九幺")
@@ -161,19 +162,6 @@ def _counts(text: str, at: int) -> bool:
     if before and before in "第十点统唯周期百千万亿零" and before != "":
         return not (after and after in "百千万亿" and before in "十百千万亿")
     return bool(re.match("[月日号点楼层栋线座单等]", after)) or not after
-
-
-def _third_tones(text: str, syllables: dict[int, str]) -> dict[int, str]:
-    """Of two third tones in a row the first becomes a second tone; of more, every other one from the right."""
-    spoken = dict(syllables)
-    for run in HAN_RUN.finditer(text):
-        at = run.end() - 1
-        while at > run.start():
-            if spoken.get(at, "")[-1:] == "3" and spoken.get(at - 1, "")[-1:] == "3":
-                spoken[at - 1] = spoken[at - 1][:-1] + "2"
-                at -= 1
-            at -= 1
-    return spoken
 
 
 # ------------------------------------------------------------------------------- pinyin to symbols

@@ -1,4 +1,4 @@
-"""Mandarin text as pinyin: own words, rules, surnames, 一 and 不, third tones; and pinyin as Kokoro's symbols."""
+"""Mandarin text as pinyin: own words, rules, surnames, 一 and 不; and pinyin as Kokoro's symbols."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_a_surname_before_a_title_has_its_own_reading(mandarin: Mandarin, text: 
         ("看一看", "kan4 yi5 kan4"),
         ("不是不要", "bu2 shi4 bu2 yao4"),
         ("不好", "bu4 hao3"),
-        ("我很好", "wo3 hen2 hao3"),
-        ("保险费", "bao2 xian3 fei4"),
+        ("我很好", "wo3 hen3 hao3"),
+        ("保险费", "bao3 xian3 fei4"),
     ],
 )
 def test_the_tones_of_speech(mandarin: Mandarin, text: str, pinyin: str) -> None:
