@@ -138,7 +138,7 @@ def routes_of(config: Config) -> dict[str, str]:
     if engines.default not in _WITHOUT_MANDARIN:
         return {}
     is_there = engines.kokoro.workers and installed("kokoro")
-    return DEFAULT_ROUTES if is_there else {"zh": "espeak"}
+    return dict(DEFAULT_ROUTES) if is_there else {"zh": "espeak"}
 
 
 def phrase_store(config: Config) -> PhraseStore:

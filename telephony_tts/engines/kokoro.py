@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, Pronunciation, Timing, Utterance, Voice
 from telephony_tts.engines.english import EnglishReading, aligned, english_reader, hibari_phonemes
 from telephony_tts.engines.kokoro_model import (
     MAX_SYMBOLS,
+    N_AROUND,
     N_SAMPLES_PER_UNIT,
     SAMPLE_RATE_HZ,
+    Clause,
     KokoroModel,
     Stop,
     Terminated,
@@ -161,6 +165,8 @@ class _Loaded:
     model: KokoroModel
     reader: KokoroReader
     styles: dict[str, Wave]
+    s_per_unit: float = 0.0
+    """What a unit of a clause takes on this machine."""
 
 
 class KokoroEngine:
@@ -245,17 +251,55 @@ def _unavailable(failure: Exception) -> EngineUnavailable:
 
 def _load() -> Iterator[_Loaded]:
     loaded = _Loaded(KokoroModel(), KokoroReader(), {voice.name: read_styles(voice.name) for voice in _VOICES})
-    for _ in _speak(loaded, Utterance("", "您好。"), Stop(), bool):
-        pass
-    yield loaded
+    took_s = []
+    for text in ("您好。", "您好，请问有什么可以帮您？"):
+        begun_ns, stop = monotonic_ns(), Stop()
+        reading = loaded.reader.read(text)
+        clause = loaded.model.clause(reading.symbols, loaded.styles[_VOICES[0].name], 1.0, stop)
+        loaded.model.decode(clause, stop)
+        took_s.append((monotonic_ns() - begun_ns) / 1e9 / (clause.last - clause.first))
+    yield replace(loaded, s_per_unit=min(took_s))
+
+
+class _Pace:
+    """How far the sound of an utterance is ahead of the listener, by what a unit usually takes: so the same text has
+    the same parts."""
+
+    def __init__(self, s_per_unit: float, lead_s: float) -> None:
+        self._s_per_unit = s_per_unit
+        self._lead_s = lead_s
+
+    @property
+    def n_ready(self) -> float:
+        """So many units are ready before the listener would hear silence, but never fewer than a first part has."""
+        return max(_N_FIRST, _SAFETY * self._lead_s / self._s_per_unit - 2 * N_AROUND)
+
+    def made(self, n_units: int) -> None:
+        cost_s = (n_units + 2 * N_AROUND) * self._s_per_unit
+        self._lead_s = max(0.0, self._lead_s - cost_s) + n_units * N_SAMPLES_PER_UNIT / SAMPLE_RATE_HZ
+
+
+_N_FIRST, _N_LAST = 36, 16
+"""The first part of a clause has at least 0.9 s, and the last one 0.4 s."""
+_SLACK = 1.3
+"""A part may be so much longer than planned rather than leave a short one behind it."""
+_SAFETY = 0.75
+"""Parts are three quarters as long as this machine could make them in time."""
+_FIRST_SHARE = 1.3
+"""With so much more weight of silence the first part is least quiet beside the whole clause."""
+_N_OVERLAP = 6 * N_SAMPLES_PER_UNIT
+_N_FADE = SAMPLE_RATE_HZ * 15 // 1000
+_N_RAMP = SAMPLE_RATE_HZ // 2
+_MAX_GAIN = 2.0
 
 
 def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
     styles = loaded.styles[utterance.voice or _VOICES[0].name]
     n_before = 0
+    pace = _Pace(loaded.s_per_unit, max(0.0, (utterance.deadline_ns - monotonic_ns()) / 1e9))
 
-    def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
+    def speak(text: str, index: int, trail_ms: float) -> Iterator[SpokenPiece]:
         nonlocal n_before
         first, last = n_before, n_before + len(text)
         n_before = last  # the pieces cover the text
@@ -264,7 +308,7 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
             for each in utterance.pronunciations
             if first <= each.start and each.end <= last
         ]
-        return _spoken(loaded, loaded.reader.read(text, given), styles, speed, trail_ms, stop)
+        return _spoken(loaded, loaded.reader.read(text, given), styles, speed, trail_ms, pace, stop)
 
     def cut(text: str) -> list[tuple[int, int]]:
         return _fitting(loaded.reader, text, utterance.pronunciations)
@@ -276,16 +320,66 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
 
 
 def _spoken(
-    loaded: _Loaded, reading: KokoroReading, styles: Wave, speed: float, trail_ms: float, stop: Stop
-) -> SpokenPiece:
+    loaded: _Loaded, reading: KokoroReading, styles: Wave, speed: float, trail_ms: float, pace: _Pace, stop: Stop
+) -> Iterator[SpokenPiece]:
+    """A clause in parts, which together are its sound."""
     if not reading.spans or not reading.symbols:
-        return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+        return
     clause = loaded.model.clause(reading.symbols, styles, speed, stop)
-    wave = loaded.model.decode(clause, stop)
-    pcm = np.round(np.clip(wave * _LEVEL, -1.0, 1.0) * 32767.0).astype(np.int16)
-    edges = ((clause.edges[1:] - clause.first) * N_SAMPLES_PER_UNIT).tolist()
-    timings = tuple(loaded.reader.timings(reading, edges))
-    return trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, timings), _SILENCE_DBFS, trail_ms)
+    edges = (clause.edges[1:] * N_SAMPLES_PER_UNIT).tolist()
+    timings = loaded.reader.timings(reading, edges)
+    borders = [clause.first, *_cuts(clause, timings, pace), clause.last]
+    after: Wave = np.zeros(0, np.float32)  # what the part before has of this one
+    for first, last in pairwise(borders):
+        begins, ends = first == clause.first, last == clause.last
+        share = _FIRST_SHARE if begins and not ends else 1.0
+        wave, n_before = loaded.model.window(clause, first, last, share, stop)
+        if not begins:
+            wave = _joined(after, wave, n_before)
+        n = (last - first) * N_SAMPLES_PER_UNIT
+        after = wave[max(0, n_before + n - _N_OVERLAP) : n_before + n + _N_OVERLAP]
+        pcm = np.round(np.clip(wave[n_before : n_before + n] * _LEVEL, -1.0, 1.0) * 32767.0).astype(np.int16)
+        at = first * N_SAMPLES_PER_UNIT
+        own = tuple(
+            Timing(t.start_char, t.end_char, t.start_sample - at, min(t.end_sample - at, n))
+            for t in timings
+            if (begins or t.start_sample >= at) and (ends or t.start_sample < last * N_SAMPLES_PER_UNIT)
+        )
+        yield trimmed(
+            SpokenPiece(pcm, SAMPLE_RATE_HZ, own), _SILENCE_DBFS, trail_ms, begins=begins, ends=ends
+        )
+
+
+def _cuts(clause: Clause, timings: Sequence[Timing], pace: _Pace) -> list[int]:
+    """The units at which a clause is cut so that its sound begins early. Each part is ready before the sound before it
+    has been played, and ends with a word. There are none if the whole clause is ready in time."""
+    words = sorted({t.start_sample // N_SAMPLES_PER_UNIT for t in timings})
+    cuts: list[int] = []
+    at = clause.start
+    while clause.end - at > pace.n_ready * _SLACK:
+        cut = next((word for word in words if word >= at + pace.n_ready), None)
+        if cut is None or clause.end - cut < _N_LAST:
+            break
+        cuts.append(cut)
+        pace.made(cut - at)
+        at = cut
+    pace.made(clause.end - at)
+    return cuts
+
+
+def _joined(before: Wave, wave: Wave, n_before: int) -> Wave:
+    """`wave`, whose part begins at `n_before`, behind the part that has `before` around this place: as loud as that at
+    the joint, and faded over. The gain runs out within half a second."""
+    half = len(before) // 2
+    around = wave[n_before - half : n_before + half]
+    levels = [float(np.sqrt(np.square(each).mean())) for each in (before[: 2 * half], around)]
+    gain = min(_MAX_GAIN, max(1 / _MAX_GAIN, levels[0] / levels[1])) if min(levels) > 1e-3 else 1.0
+    wave = wave.copy()
+    ramp = wave[n_before : n_before + _N_RAMP]
+    ramp *= gain ** (1 - np.arange(len(ramp), dtype=np.float32) / _N_RAMP)
+    fade = np.linspace(0, 1, min(_N_FADE, half, len(ramp)), dtype=np.float32)
+    ramp[: len(fade)] = ramp[: len(fade)] * fade + before[half : half + len(fade)] * (1 - fade)
+    return wave
 
 
 def _fitting(

@@ -43,6 +43,8 @@ _SILENT_ENERGY = -8.0
 """Both Mandarin voices are below it in silence, from 3 to 4 units before the first sound."""
 _N_SILENT_BEFORE, _N_SILENT_AFTER = 4, 6
 """So many silent units are decoded at the ends of a clause."""
+N_AROUND = 6
+"""So many units are decoded around a part of a clause: the decoder looks 150 ms to both sides."""
 
 Wave = npt.NDArray[np.float32]
 
@@ -126,14 +128,25 @@ class KokoroModel:
 
     def decode(self, clause: Clause, stop: Stop) -> Wave:
         """The sound of the units from `clause.first` to `clause.last`."""
-        units = np.arange(clause.first, clause.last)
+        return self.window(clause, clause.first, clause.last, 1.0, stop)[0]
+
+    def window(self, clause: Clause, first: int, last: int, share: float, stop: Stop) -> tuple[Wave, int]:
+        """(the sound of the units from `first` to `last` and of some around them, how many of its samples come before
+        `first`). The norms see as much silence beside it as beside the whole clause, times `share`."""
+        begin = clause.first if first <= clause.start else max(clause.start, first - N_AROUND)
+        end = clause.last if last >= clause.end else min(clause.end, last + N_AROUND)
+        before = np.arange(clause.first, clause.start if begin > clause.first else clause.first)
+        after = np.arange(clause.end if end < clause.last else clause.last, clause.last)
+        units = np.concatenate((before, np.arange(begin, end), after))
+        is_before, is_after = units < clause.start, units >= clause.end
+        n_loud = len(units) - is_before.sum() - is_after.sum()
+        scale = share * n_loud / (clause.end - clause.start)
         weights = np.ones(len(units))
-        n_before, n_after = clause.start - clause.first, clause.last - clause.end
-        if n_before:
-            weights[:n_before] = clause.start / n_before
-        if n_after:
-            weights[-n_after:] = (clause.n_units - clause.end) / n_after
-        return self._decode(clause, units, weights, stop)
+        if is_before.any():
+            weights[is_before] = scale * clause.start / is_before.sum()
+        if is_after.any():
+            weights[is_after] = scale * (clause.n_units - clause.end) / is_after.sum()
+        return self._decode(clause, units, weights, stop), (len(before) + first - begin) * N_SAMPLES_PER_UNIT
 
     def _decode(self, clause: Clause, units: npt.NDArray[np.int64], weights: Any, stop: Stop) -> Wave:
         """The sound of some units of a clause in a row, [600 × their number]."""

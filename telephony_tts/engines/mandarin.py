@@ -142,9 +142,9 @@ def sandhi(text: str, syllables: dict[int, str]) -> dict[int, str]:
         if text[at] == "不" and syllable == "bu4" and following == "4":
             spoken[at] = "bu2"
         elif text[at] == "一" and syllable == "yi1" and not _counts(text, at):
-            if text[at - 1 : at] == text[at + 1 : at + 2] and at:  # 看一看
-                spoken[at] = "yi5"
-            elif following in ("4", "5"):
+            if text[at - 1 : at] == text[at + 1 : at + 2] and at:
+                continue  # 看一看: light in speech, and Kokoro was trained on the first tone
+            if following in ("4", "5"):
                 spoken[at] = "yi2"
             elif following:
                 spoken[at] = "yi4"

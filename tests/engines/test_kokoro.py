@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from conformance import joined, speak
 
 from telephony_tts.engines import kokoro_model
-from telephony_tts.engines.api import Pronunciation, Utterance
-from telephony_tts.engines.kokoro import KokoroEngine, KokoroReader
-from telephony_tts.engines.kokoro_model import MAX_SYMBOLS
+from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
+from telephony_tts.engines.kokoro import KokoroEngine, KokoroReader, _joined
+from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ
 from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 pytestmark = pytest.mark.slow
@@ -148,6 +149,42 @@ def test_a_voice_without_its_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(kokoro_model, "resources", Parts(tmp_path))
     with pytest.raises(EngineUnavailable, match="zm_yunxi is damaged"):
         kokoro_model.read_styles("zm_yunxi")
+
+
+def test_parts_of_a_clause_are_its_sound(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    """With time until its deadline a clause is spoken at once, else in parts: as long, and as loud where they join."""
+    text = "第一期账单一共三百五十元请您不用担心我们会按时通知您"
+    in_time = time.monotonic_ns() + 600_000_000_000
+    whole = runner.run(speak(engine, Utterance("u", text, deadline_ns=in_time)))
+    parts = runner.run(speak(engine, Utterance("u", text)))
+    assert abs(len(joined(whole)) - len(joined(parts))) < 0.1 * SAMPLE_RATE_HZ
+    starts = [[t.start_sample for chunk in chunks for t in chunk.timings] for chunks in (whole, parts)]
+    assert len(starts[0]) == len(starts[1]) == len(text)
+    assert max(abs(a - b) for a, b in zip(*starts, strict=True)) < 0.05 * SAMPLE_RATE_HZ
+    assert sum(bool(chunk.timings) for chunk in whole) == 1 < sum(bool(chunk.timings) for chunk in parts)
+    spectra = [levels(joined(chunks)) for chunks in (whole, parts)]
+    n = min(map(len, spectra))
+    loud = spectra[0][:n] > spectra[0].max() - 20
+    assert np.abs(spectra[0][:n] - spectra[1][:n])[loud].mean() < 4.0
+    assert np.abs(np.diff(joined(parts).astype(int))).max() < 1.3 * np.abs(np.diff(joined(whole).astype(int))).max()
+
+
+def levels(pcm: Pcm) -> npt.NDArray[np.float64]:
+    """The level of each 50 ms in dB."""
+    windows = pcm[: len(pcm) // 1200 * 1200].reshape(-1, 1200).astype(float)
+    found: npt.NDArray[np.float64] = 10 * np.log10(np.square(windows).mean(axis=1) + 1)
+    return found
+
+
+def test_a_joint_has_no_step_and_the_gain_runs_out() -> None:
+    tone = np.sin(np.arange(SAMPLE_RATE_HZ) * 0.05).astype(np.float32)
+    begin, half = 6_000, 3_600
+    made = _joined(tone[begin - half : begin + half], tone * 0.6, begin)
+    made[:begin] = tone[:begin]
+    assert np.abs(np.diff(made)).max() < 0.052
+    assert np.abs(made[-4_000:] - 0.6 * tone[-4_000:]).max() < 1e-6
+    silence = np.zeros(2 * half, np.float32)
+    assert np.abs(_joined(silence, tone, begin)[begin + 400 :] - tone[begin + 400 :]).max() < 1e-6
 
 
 def test_a_cancel_stops_within_the_network(engine: KokoroEngine, runner: asyncio.Runner) -> None:
