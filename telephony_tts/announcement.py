@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from telephony_tts.engines.api import Engine, Voice
 
 PROGRAM = "telephony-tts"
+_MOST_NAMED = 8
 _MANDARIN = "您好，很高兴为您服务。"
 _SCHEMES = {"http": "ws", "https": "wss"}
 TOKEN = "TOKEN"
@@ -66,7 +67,8 @@ def _mandarin(served: Served, settings: Config, speech_flags: Sequence[str]) -> 
     if not spoken.speaks("zh") or spoken == voice_of_calls(served, settings):
         return []
     say = shlex.join([*program(), "say", _MANDARIN, "nihao.wav", *speech_flags])
-    return [f"It speaks {', '.join(languages)}. In Mandarin, with {spoken.engine}/{spoken.name}:", f"    {say}"]
+    named = ", ".join(languages) if len(languages) <= _MOST_NAMED else f"{len(languages)} languages"
+    return [f"It speaks {named}. In Mandarin, with {spoken.engine}/{spoken.name}:", f"    {say}"]
 
 
 def program() -> list[str]:

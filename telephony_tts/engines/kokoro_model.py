@@ -113,7 +113,9 @@ class KokoroModel:
 
     @staticmethod
     def _open(onnxruntime: Any, options: Any, model: bytes) -> Any:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session._model_bytes = None  # 92 MB in all, kept only to start again with other providers
+        return session
 
     def clause(self, symbols: Sequence[int], styles: Wave, speed: float, stop: Stop) -> Clause:
         """The front over 1 to 510 symbols. `styles` are the vectors of a voice, [510, 256]."""
