@@ -206,6 +206,11 @@ def _named_engines(config: Config) -> set[str]:
     return {engines.default, *engines.fallback, *routes.values(), voice.partition("/")[0]}
 
 
+def _needs_mandarin(config: Config) -> bool:
+    """Whether calls are expected to be in Mandarin, so that its voice is loaded at the start."""
+    return "kokoro" in _named_engines(config) or language_prefix(config.speech.lang or "") in ("zh", "cmn")
+
+
 def _absent(wanted: list[str]) -> list[AbsentEngine]:
     """The engines that this server could have, but does not have."""
     absent = []
@@ -229,7 +234,9 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
     return {
         **{name: partial(other_engine, name, settings) for name, settings in config.engines.others.items()},
         "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
-        "kokoro": lambda: KokoroEngine(n_workers=config.engines.kokoro.workers),
+        "kokoro": lambda: KokoroEngine(
+            n_workers=config.engines.kokoro.workers, at_first_need=not _needs_mandarin(config)
+        ),
         "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
         "fake": lambda: FakeEngine(
             first_audio_ms=config.engines.fake.first_audio_ms,

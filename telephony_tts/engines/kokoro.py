@@ -5,9 +5,10 @@ A clause takes half of its own duration. A cancel stops it within the network.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -160,43 +161,64 @@ class KokoroReader:
         return timings
 
 
+class _Speed:
+    """What a unit of a clause takes to decode here and now. Beside other work it takes longer than alone."""
+
+    def __init__(self) -> None:
+        self.s_per_unit = 0.0
+
+    def note(self, s_per_unit: float) -> None:
+        """Measured just now. A mean over some five windows."""
+        self.s_per_unit += (s_per_unit - self.s_per_unit) * (0.2 if self.s_per_unit else 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     model: KokoroModel
     reader: KokoroReader
     styles: dict[str, Wave]
-    s_per_unit: float = 0.0
-    """What a unit of a clause takes on this machine."""
+    speed: _Speed
 
 
 class KokoroEngine:
-    """Refuses letters other than Han and Latin ones."""
+    """Refuses letters other than Han and Latin ones. `at_first_need`: the model is loaded for the first text (one to
+    three seconds, 300 MB), not at the start."""
 
-    def __init__(self, *, n_workers: int = 2) -> None:
+    def __init__(self, *, n_workers: int = 2, at_first_need: bool = False) -> None:
         self.name = "kokoro"
         self.streams_text = False
         self.voices: tuple[Voice, ...] = _VOICES
         self._n_workers = n_workers
-        self._loaded: _Loaded | None = None
+        self._at_first_need = at_first_need
+        self._loading: asyncio.Task[_Loaded] | None = None
         self._pool: WorkerPool | None = None
 
     async def start(self) -> None:
         if self._pool is not None:
             return
         self._pool = WorkerPool(self._n_workers, self.name)
+        if self._at_first_need:
+            return
         try:
-            async for loaded in self._pool.stream(lambda cancelled: _load()):
-                self._loaded = loaded
-        except BaseException as failure:
+            await self._loaded(self._pool)
+        except BaseException:
             await self.close()
-            if isinstance(failure, Exception):
-                raise _unavailable(failure) from failure
             raise
 
+    async def _loaded(self, pool: WorkerPool) -> _Loaded:
+        """Load the model, once for all that wait. A load that failed is tried again. Raises EngineUnavailable."""
+        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
+            self._loading = asyncio.ensure_future(_load_in(pool))
+        # A caller who hangs up must not end the load, for which others may wait.
+        return await asyncio.shield(self._loading)
+
     async def close(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         if self._pool is not None:
             await self._pool.close()
-        self._pool = self._loaded = None
+        self._pool = self._loading = None
 
     def stats(self) -> EngineStats:
         return self._pool.stats() if self._pool is not None else EngineStats()
@@ -217,17 +239,17 @@ class KokoroEngine:
 
     def shown(self, utterance: Utterance) -> Mapping[str, str]:
         """`pinyin`: the readings of the characters, each by itself; `given`: what the network gets."""
-        reader = self._loaded.reader if self._loaded is not None else KokoroReader()
-        reading = reader.read(utterance.text, utterance.pronunciations)
+        reading = KokoroReader().read(utterance.text, utterance.pronunciations)
         return {"pinyin": reading.citation, "given": reading.written}
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)
         if not is_speakable(utterance.text):
             return
-        pool, loaded = self._pool, self._loaded
-        if pool is None or loaded is None:
+        pool = self._pool
+        if pool is None:
             raise EngineError("kokoro is not started")
+        loaded = await self._loaded(pool)
         stop = Stop()
         stream = pool.stream(partial(_speak, loaded, utterance, stop), utterance.deadline_ns, stop.set)
         try:
@@ -249,8 +271,19 @@ def _unavailable(failure: Exception) -> EngineUnavailable:
     return EngineUnavailable(f"kokoro could not load its voice: {failure}")
 
 
+async def _load_in(pool: WorkerPool) -> _Loaded:
+    try:
+        async for loaded in pool.stream(lambda cancelled: _load()):
+            return loaded
+        raise EngineError("kokoro was closed while it loaded")
+    except Exception as failure:
+        raise _unavailable(failure) from failure
+
+
 def _load() -> Iterator[_Loaded]:
-    loaded = _Loaded(KokoroModel(), KokoroReader(), {voice.name: read_styles(voice.name) for voice in _VOICES})
+    model = KokoroModel()
+    styles = {voice.name: read_styles(voice.name) for voice in _VOICES}
+    loaded = _Loaded(model, KokoroReader(), styles, _Speed())
     took_s = []
     for text in ("您好。", "您好，请问有什么可以帮您？"):
         begun_ns, stop = monotonic_ns(), Stop()
@@ -258,12 +291,12 @@ def _load() -> Iterator[_Loaded]:
         clause = loaded.model.clause(reading.symbols, loaded.styles[_VOICES[0].name], 1.0, stop)
         loaded.model.decode(clause, stop)
         took_s.append((monotonic_ns() - begun_ns) / 1e9 / (clause.last - clause.first))
-    yield replace(loaded, s_per_unit=min(took_s))
+    loaded.speed.note(min(took_s))
+    yield loaded
 
 
 class _Pace:
-    """How far the sound of an utterance is ahead of the listener, by what a unit usually takes: so the same text has
-    the same parts."""
+    """How far the sound of an utterance is ahead of the listener, by what a unit takes now."""
 
     def __init__(self, s_per_unit: float, lead_s: float) -> None:
         self._s_per_unit = s_per_unit
@@ -297,7 +330,7 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
     styles = loaded.styles[utterance.voice or _VOICES[0].name]
     n_before = 0
-    pace = _Pace(loaded.s_per_unit, max(0.0, (utterance.deadline_ns - monotonic_ns()) / 1e9))
+    pace = _Pace(loaded.speed.s_per_unit, max(0.0, (utterance.deadline_ns - monotonic_ns()) / 1e9))
 
     def speak(text: str, index: int, trail_ms: float) -> Iterator[SpokenPiece]:
         nonlocal n_before
@@ -333,7 +366,9 @@ def _spoken(
     for first, last in pairwise(borders):
         begins, ends = first == clause.first, last == clause.last
         share = _FIRST_SHARE if begins and not ends else 1.0
+        begun_ns = monotonic_ns()
         wave, n_before = loaded.model.window(clause, first, last, share, stop)
+        loaded.speed.note((monotonic_ns() - begun_ns) / 1e9 * N_SAMPLES_PER_UNIT / len(wave))
         if not begins:
             wave = _joined(after, wave, n_before)
         n = (last - first) * N_SAMPLES_PER_UNIT

@@ -201,3 +201,41 @@ def test_a_cancel_stops_within_the_network(engine: KokoroEngine, runner: asyncio
 
     assert runner.run(cancel()) < 0.4
     assert engine.stats().n_running == 0
+
+
+def test_the_model_is_loaded_once_for_the_first_texts_and_a_cancel_does_not_end_the_load() -> None:
+    async def run() -> None:
+        engine = KokoroEngine(at_first_need=True)
+        await engine.start()
+        try:
+            first = asyncio.ensure_future(anext(engine.synthesize(Utterance("u", "您好。"))))
+            second = asyncio.ensure_future(anext(engine.synthesize(Utterance("v", "您好。"))))
+            await asyncio.sleep(0.05)
+            load = engine._loading
+            assert load is not None and not load.done()
+            first.cancel()
+            assert len((await second).pcm), "the other caller's text is spoken"
+            assert engine._loading is load and not load.cancelled()
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_load_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bytes:
+        raise EngineUnavailable("the disk is gone")
+
+    async def run() -> None:
+        engine = KokoroEngine(at_first_need=True)
+        await engine.start()
+        try:
+            with monkeypatch.context() as broken:
+                broken.setattr(kokoro_model, "read_model", fail)
+                with pytest.raises(EngineUnavailable, match="the disk is gone"):
+                    await speak(engine, Utterance("u", "您好。"))
+            assert len(joined(await speak(engine, Utterance("u", "您好。"))))
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
