@@ -182,7 +182,7 @@ clean:
 # If a stamp is newer than pyproject.toml there is nothing to install, and pip does not run.
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "==> installing telephony-tts and its voice into $(VENV): about 60 MB of downloads, once"
+	@echo "==> installing telephony-tts and its voice into $(VENV): about 125 MB of downloads, once"
 	@$(PIP) install --quiet --editable .
 	@touch $@
 

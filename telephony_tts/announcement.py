@@ -13,12 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from telephony_tts.engines.api import language_prefix
+
 if TYPE_CHECKING:
     from telephony_tts.app import Served
     from telephony_tts.config import Config
     from telephony_tts.engines.api import Engine, Voice
 
 PROGRAM = "telephony-tts"
+_MOST_NAMED = 8
+_MANDARIN = "您好，很高兴为您服务。"
 _SCHEMES = {"http": "ws", "https": "wss"}
 TOKEN = "TOKEN"
 """Placeholder for a token: a real one would stay on the screen and in the shell's history."""
@@ -41,6 +45,7 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
         f"    {shlex.join(_client(f'{served.address}/v1/stream', is_tls, has_tokens))}",
         "Write the same speech to a file:",
         f"    {say}",
+        *_mandarin(served, settings, speech_flags),
         "Read the metrics:",
         f"    {_metrics(served.address, is_tls, has_tokens and not server.metrics_without_token)}",
     ]
@@ -55,6 +60,17 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
     return "\n".join(lines)
 
 
+def _mandarin(served: Served, settings: Config, speech_flags: Sequence[str]) -> list[str]:
+    """The languages that the server speaks, and a sentence in Mandarin if it is one of them."""
+    languages = sorted({language_prefix(tag) for voice in served.voices for tag in voice.languages} - {"cmn"})
+    spoken = voice_of_calls(served, settings, _MANDARIN)
+    if not spoken.speaks("zh") or spoken == voice_of_calls(served, settings):
+        return []
+    say = shlex.join([*program(), "say", _MANDARIN, "nihao.wav", *speech_flags])
+    named = ", ".join(languages) if len(languages) <= _MOST_NAMED else f"{len(languages)} languages"
+    return [f"It speaks {named}. In Mandarin, with {spoken.engine}/{spoken.name}:", f"    {say}"]
+
+
 def program() -> list[str]:
     """The command that runs this program from any directory: its name if it is on PATH, else its path."""
     started = shutil.which(sys.argv[0]) or sys.argv[0]
@@ -66,16 +82,17 @@ def program() -> list[str]:
     return [os.path.abspath(started)]
 
 
-def voice_of_calls(served: Served, settings: Config) -> Voice:
-    """The voice of a call that does not ask for one."""
+def voice_of_calls(served: Served, settings: Config, text: str = "Hello there.") -> Voice:
+    """The voice of a call that does not ask for one, for a text."""
+    from telephony_tts.app import routes_of
     from telephony_tts.engines.catalog import Catalog
 
     # A catalog needs only the names and voices of the server's engines to choose.
     voices = {name: [voice for voice in served.voices if voice.engine == name] for name in served.stats}
     engines = [SimpleNamespace(name=name, voices=voices[name]) for name in voices if voices[name]]
-    routes = {lang: name for lang, name in settings.engines.routes.items() if voices.get(name)}
+    routes = {lang: name for lang, name in routes_of(settings).items() if voices.get(name)}
     catalog = Catalog(cast("list[Engine]", engines), routes)
-    return catalog.resolve(settings.speech.voice, settings.speech.lang, "Hello there.")[1]
+    return catalog.resolve(settings.speech.voice, settings.speech.lang, text)[1]
 
 
 def _frames(settings: Config) -> str:

@@ -26,7 +26,7 @@ from telephony_tts import event_loop, logs, metrics
 from telephony_tts.audio.voice_activity import import_runtime
 from telephony_tts.certificate import expires_s
 from telephony_tts.clock import unix_s
-from telephony_tts.config import Config, doubtful_settings, lexicon_names
+from telephony_tts.config import DEFAULT_ROUTES, Config, doubtful_settings, lexicon_names
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
@@ -38,13 +38,15 @@ from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.kokoro import KokoroEngine
+from telephony_tts.engines.kokoro_model import PARTS
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.errors import AudioError, ConfigError, EngineError, EngineUnavailable
+from telephony_tts.errors import AudioError, ConfigError, EngineError, EngineUnavailable, how_to_get
 from telephony_tts.experiments.arms import Experiment
 from telephony_tts.experiments.experiment_file import ExperimentReader
 from telephony_tts.experiments.running import voices_of
@@ -90,6 +92,7 @@ _SHARED_START_S = 1_800.0
 supervisor reports an engine that cannot start."""
 _DOCTOR_S = 60.0
 """The longest that the examination for the console may take. To import PyTorch from a cold disk takes many seconds."""
+_WITHOUT_MANDARIN = ("hibari", "fake")
 _MOST_PROCESSES = 64
 """As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024
@@ -106,14 +109,15 @@ def build_catalog(
     they are kept, if that is not the place of the configuration. `shared`: the addresses of engines that run in a
     process of their own for several fronts.
 
-    A shipped route to an engine that is not installed is dropped. Its text then goes to the default engine, which
-    refuses it with a clear message. Raises ConfigError if another route leads to such an engine.
+    A shipped route to an engine that is not installed is dropped. Its text then goes to the first engine that has the
+    language, else to the default engine, which refuses it with a clear message. Raises ConfigError if another route
+    leads to such an engine.
     """
     wanted = _wanted(config)
-    routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
+    routes = {lang: name for lang, name in routes_of(config).items() if name in wanted}
     for lang, name in config.engines.routes.items():
-        if lang not in routes and not config.engines.is_default_route(lang):
-            how = next(absent.how_to_get for absent in _absent(wanted) if absent.name == name)
+        if name not in wanted and not config.engines.is_default_route(lang):
+            how = {absent.name: absent.how_to_get for absent in _absent(wanted)}.get(name, "pip install telephony-tts")
             raise ConfigError(f"engines.routes.{lang}: {name} is not installed: {how}")
     makers = _makers(config)
     for name, address in shared.items():
@@ -130,6 +134,18 @@ def build_catalog(
         detector=LatinLanguage() if detects else None,
         failover=_failover(config, engines),
     )
+
+
+def routes_of(config: Config) -> dict[str, str]:
+    """The routes of the configuration. Those that nobody has set are for the default engines that lack the language;
+    without kokoro espeak speaks Mandarin, if it is there."""
+    engines = config.engines
+    if engines.routes != DEFAULT_ROUTES:
+        return dict(engines.routes)
+    if engines.default not in _WITHOUT_MANDARIN:
+        return {}
+    is_there = engines.kokoro.workers and installed("kokoro")
+    return dict(DEFAULT_ROUTES) if is_there else {"zh": "espeak"}
 
 
 def phrase_store(config: Config) -> PhraseStore:
@@ -178,6 +194,8 @@ def _wanted(config: Config) -> list[str]:
     """Names of the engines to run: the default, then the others that are installed or configured. An engine of the
     fallback that is not installed fails when it starts, and says how to install it."""
     others = [name for name, n_workers in config.engines.n_workers.items() if n_workers and installed(name)]
+    if config.engines.default != "hibari" and "kokoro" in others and "kokoro" not in _named_engines(config):
+        others.remove("kokoro")  # it takes 300 MB, and other engines speak Mandarin, or none is wanted
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
     if config.engines.remote.target is not None:
@@ -188,14 +206,30 @@ def _wanted(config: Config) -> list[str]:
     return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
+def _named_engines(config: Config) -> set[str]:
+    """The engines that the configuration names, but for the routes that nobody has set."""
+    engines, voice = config.engines, config.speech.voice or ""
+    routes = {} if engines.routes == DEFAULT_ROUTES else engines.routes
+    return {engines.default, *engines.fallback, *routes.values(), voice.partition("/")[0]}
+
+
+def _needs_mandarin(config: Config) -> bool:
+    """Whether calls are expected to be in Mandarin, so that its voice is loaded at the start."""
+    return "kokoro" in _named_engines(config) or language_prefix(config.speech.lang or "") in ("zh", "cmn")
+
+
 def _absent(wanted: list[str]) -> list[AbsentEngine]:
     """The engines that this server could have, but does not have."""
     absent = []
+    if "kokoro" not in wanted:
+        kokoro = KokoroEngine()
+        how = "set engines.routes to {zh: kokoro}" if installed("kokoro") else how_to_get("kokoro")
+        absent.append(AbsentEngine("kokoro", kokoro.voices[0].languages, kokoro.check, how))
     if "espeak" not in wanted:
         espeak = EspeakEngine()
         languages = tuple(lang for voice in espeak.voices for lang in voice.languages)
         is_off = installed("espeak")
-        how = "set engines.espeak.workers to 1 or more" if is_off else "pip install 'telephony-tts[espeak]'"
+        how = "set engines.espeak.workers to 1 or more" if is_off else how_to_get("espeak")
         absent.append(AbsentEngine("espeak", languages, espeak.check, how))
     if "cosyvoice2" not in wanted:
         how = "get its model and set engines.cosyvoice2.model (docs/cosyvoice2.md)"
@@ -207,6 +241,9 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
     return {
         **{name: partial(other_engine, name, settings) for name, settings in config.engines.others.items()},
         "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
+        "kokoro": lambda: KokoroEngine(
+            n_workers=config.engines.kokoro.workers, at_first_need=not _needs_mandarin(config)
+        ),
         "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
         "fake": lambda: FakeEngine(
             first_audio_ms=config.engines.fake.first_audio_ms,
@@ -472,6 +509,8 @@ def installed(part: str) -> bool:
     """Whether the package of an engine, of the language detector (py3langid) or of traces (opentelemetry) is there."""
     if part == "opentelemetry":
         return all(_has(module) for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
+    if part == "kokoro":
+        return all(_has(module) for module in (*PARTS, "pypinyin", "hibari"))
     package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
     return package is None or _has(package)
 
@@ -1017,6 +1056,7 @@ def config_of_front(config: Config, number: int, n: int) -> Config:
         engines=replace(
             engines,
             hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
+            kokoro=replace(engines.kokoro, workers=part(engines.kokoro.workers)),
             espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
             others={name: replace(each, slots=part(each.facts.slots)) for name, each in engines.others.items()},
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ EXAMPLES = """examples:
   telephony-tts say "Hello." - | aplay                      speech to standard output, as WAV
   telephony-tts say "Hello." hello.alaw                     A-law without a header, as Asterisk plays it
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model DIR --voice anna --instruct "Speak slowly."
+  telephony-tts say --show "您好，请还款。"                 how it is read, as JSON, without a sound
   telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
 
 The ending of the file decides the format: .wav, or no ending, is WAV; .ulaw and .alaw are G.711 without a header; .raw
@@ -50,8 +52,13 @@ _LONG_TEXT_CHARS = 400
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The arguments and flags of `say`."""
     parser.add_argument("text", help="the text; - reads standard input")
-    parser.add_argument("out", help="the file to write: .wav, .ulaw, .alaw or .raw; - is standard output, as WAV")
+    parser.add_argument("out", nargs="?", help="the file: .wav, .ulaw, .alaw or .raw; - is standard output, as WAV")
     config_flags(parser)
+    parser.add_argument(
+        "--show", action="store_true",
+        help="print a JSON line for each sentence in place of speech: its text, language, voice, reading in words, and "
+        "what the voice is given (pinyin with tone digits, phonemes)",
+    )  # fmt: skip
     parser.add_argument("--engine", help="engine to use, whatever the language (see `telephony-tts voices`)")
     parser.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
     parser.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
@@ -76,24 +83,51 @@ def say(arguments: argparse.Namespace) -> int:
 
     if arguments.seed is not None and not 0 <= arguments.seed <= MAX_SEED:
         raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 to {MAX_SEED}")
+    if arguments.out is None and not arguments.show:
+        raise ConfigError("name a file to write, - for standard output, or --show to see how the text is read")
+    if arguments.out is not None and arguments.show:
+        raise ConfigError(f"--show writes no sound; leave {arguments.out} out")
     settings = load(config.load, arguments, FLAGS)
     how = Configure(seed=arguments.seed, instruct=arguments.instruct)
-    ending = _ending(arguments.out)
+    ending = _ending(arguments.out or STANDARD_OUTPUT)
     speech = app.session_settings(settings, app.open_lexicons(settings))
     speech = replace(speech, lexicon=call_lexicon(arguments.lexicon, speech.lexicon))
     speech = _with_codec(speech, arguments, ending)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text.strip():
         raise ConfigError("there is no text to speak")
+    catalog = app.build_catalog(settings)
+    if arguments.engine is not None:
+        # Without this a route or a voice of another engine would silently replace the engine.
+        catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})
+    if arguments.show:
+        return _show(text, catalog, speech)
     with _opened(arguments.out) as file:
-        catalog = app.build_catalog(settings)
-        if arguments.engine is not None:
-            # Without this a route or a voice of another engine would silently replace the engine.
-            catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})
         made = asyncio.run(_spoken(text, catalog, speech, how, arguments.pcm))
         file.write(made.payload if ending != ".wav" else made.wav())
     what = "standard output" if arguments.out == STANDARD_OUTPUT else arguments.out
     print(f"{what}: {made.seconds:.2f} s of speech", file=sys.stderr)
+    return 0
+
+
+def _show(text: str, catalog: Catalog, settings: SessionSettings) -> int:
+    """Print how each sentence is read."""
+    from telephony_tts import offline
+    from telephony_tts.engines.api import ShowsReading
+    from telephony_tts.engines.phrases import PhraseKeeper
+    from telephony_tts.engines.words import language_of
+
+    for written, utterance in offline.utterances(text, catalog, settings):
+        engine, voice = catalog.choose(utterance)
+        reads = engine.inner if isinstance(engine, PhraseKeeper) else engine
+        shown = {
+            "text": written,
+            "language": language_of(utterance.text) or utterance.lang or voice.languages[0],
+            "voice": f"{voice.engine}/{voice.name}",
+            "reading": utterance.text,
+            **(reads.shown(utterance) if isinstance(reads, ShowsReading) else {"given": utterance.text}),
+        }
+        print(json.dumps(shown, ensure_ascii=False), flush=True)
     return 0
 
 

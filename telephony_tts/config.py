@@ -48,13 +48,21 @@ RAY_ADDRESS = Spelt(
     r"auto|(ray://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}",
     "auto for the Ray cluster of this machine, HOST:PORT of its head such as 10.0.0.2:6379, or ray://HOST:10001",
 )
-LOCAL_ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+LOCAL_ENGINES = ("hibari", "kokoro", "espeak", "fake", "cosyvoice2")
 ENGINES = (*LOCAL_ENGINES, "remote", "ray")
+DEFAULT_ROUTES = {"zh": "kokoro"}
 
 
 @dataclass(frozen=True, slots=True)
 class HibariSettings:
     """`workers`: 0 leaves the engine out."""
+
+    workers: Annotated[int, Between(0, 64)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KokoroSettings:
+    """The Mandarin voice. `workers`: 0 leaves the engine out."""
 
     workers: Annotated[int, Between(0, 64)] = 2
 
@@ -188,7 +196,7 @@ class EngineSettings:
     timeouts of engines. `others`: speech servers of other projects, each under a name of its own."""
 
     default: str = "hibari"
-    routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
+    routes: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_ROUTES))
     timeout_s: Annotated[float, Between(5, 600)] = 30.0
     stall_s: Annotated[float, Between(2.5, 60)] = 5.0
     restart_wait_s: Annotated[float, Between(0, 60)] = 10.0
@@ -197,6 +205,7 @@ class EngineSettings:
     fallback_after: Annotated[int, Between(1, 1000)] = 3
     retry_s: Annotated[float, Between(0.1, 3600)] = 30.0
     hibari: HibariSettings = field(default_factory=HibariSettings)
+    kokoro: KokoroSettings = field(default_factory=KokoroSettings)
     espeak: EspeakSettings = field(default_factory=EspeakSettings)
     fake: FakeSettings = field(default_factory=FakeSettings)
     cosyvoice2: CosyVoice2Settings = field(default_factory=CosyVoice2Settings)
@@ -212,7 +221,7 @@ class EngineSettings:
     @property
     def n_workers(self) -> dict[str, int]:
         """Of the engines that 0 workers leave out."""
-        return {"hibari": self.hibari.workers, "espeak": self.espeak.workers}
+        return {"hibari": self.hibari.workers, "kokoro": self.kokoro.workers, "espeak": self.espeak.workers}
 
     def conflicts(self) -> Iterator[str]:
         for name in self.others:
@@ -247,6 +256,7 @@ class EngineSettings:
         """The setting that leaves `engine` out, and why; None if no setting does."""
         return {
             "hibari": None if self.hibari.workers else "hibari.workers: 0 leaves the engine out",
+            "kokoro": None if self.kokoro.workers else "kokoro.workers: 0 leaves the engine out",
             "espeak": None if self.espeak.workers else "espeak.workers: 0 leaves the engine out",
             "cosyvoice2": None if self.cosyvoice2.model else "cosyvoice2.model: no model directory is given",
             "remote": None if self.remote.target else "remote.target: no address of an engine server is given",
@@ -256,7 +266,7 @@ class EngineSettings:
     def is_default_route(self, lang: str) -> bool:
         """Whether the route of `lang` is the shipped one. Its engine is an extra, and the route is left out without
         it."""
-        return self.routes.get(lang) == EngineSettings().routes.get(lang)
+        return self.routes.get(lang) == DEFAULT_ROUTES.get(lang)
 
 
 @dataclass(frozen=True, slots=True)

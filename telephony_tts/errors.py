@@ -18,6 +18,8 @@ an ordinary event of a call and never ends it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class TelephonyTTSError(Exception):
     """Base class of the package's errors. `code` is the stable word that is sent on the wire.
@@ -100,3 +102,12 @@ class UnknownVoice(EngineError):
 class UnsupportedText(EngineError):
     code = "unsupported_text"
     retryable = False
+
+
+def how_to_get(extra: str) -> str:
+    """The command that installs what is missing, as it works where the user stands: in a checkout, or with the
+    installed package."""
+    checkout = Path(__file__).parents[1]
+    if (checkout / "pyproject.toml").is_file() and (checkout / "Makefile").is_file():
+        return f".venv/bin/pip install -e '.[{extra}]'"
+    return f"pip install 'telephony-tts[{extra}]'"

@@ -6,7 +6,7 @@ session's next deadline when there is nothing else to do, so a minute of speech 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -37,10 +37,7 @@ async def speak(
     `how` has voice settings that are not part of the configuration (seed, instruction).
     Raises the errors of the engine (UnsupportedText, UnknownVoice, ...).
     """
-    unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
-    unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
-    session = Session(unpaced, 0, detect_language=catalog.detect_language, has_voice=catalog.has_voice,
-                      knows_voice=catalog.knows_voice)
+    session = _session(text, catalog, settings)
     now_ns = 0
     if how is not None:
         session.receive(how, now_ns)
@@ -62,6 +59,36 @@ async def speak(
         deadline_ns = session.deadline_ns()
         assert deadline_ns is not None, "a turn that is not done has a deadline"
         now_ns = max(now_ns, deadline_ns)
+
+
+def utterances(text: str, catalog: Catalog, settings: SessionSettings) -> Iterator[tuple[str, Utterance]]:
+    """What `speak` would give to the engine: each sentence as it was written, and its utterance."""
+    session = _session(text, catalog, settings)
+    session.receive(m.Say(text), 0)
+    now_ns = 0
+    while True:
+        work: Utterance | None = None
+        for effect in session.poll(now_ns):
+            if isinstance(effect, Synthesize):
+                work = effect.utterance
+            elif isinstance(effect, m.Done):
+                return
+        if work is not None:
+            turn = session.turns[0]
+            part = next(each for each in turn.parts if each.utterance is work)
+            yield turn.text_of(part.sentence).strip(), work
+            session.audio_ended(work.id, now_ns)
+            continue
+        deadline_ns = session.deadline_ns()
+        assert deadline_ns is not None, "a turn that is not done has a deadline"
+        now_ns = max(now_ns, deadline_ns)
+
+
+def _session(text: str, catalog: Catalog, settings: SessionSettings) -> Session:
+    unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
+    unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
+    return Session(unpaced, 0, detect_language=catalog.detect_language, has_voice=catalog.has_voice,
+                   knows_voice=catalog.knows_voice)
 
 
 async def _synthesise(

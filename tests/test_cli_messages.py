@@ -318,7 +318,8 @@ def test_the_announced_command_speaks_with_the_voice_of_a_call(
     shown = announced(flags, monkeypatch, capsys)
     assert f"is ready at ws://127.0.0.1:8080, voice {voice}\n" in shown
     assert shown.lstrip().startswith("Type, hear and interrupt in a browser: http://127.0.0.1:8080/console/\n")
-    (line,) = [line for line in shown.splitlines() if " say " in line]
+    line, *mandarin = [line for line in shown.splitlines() if " say " in line]
+    assert bool(mandarin) == (", with cosyvoice2/anna:" in shown), "another voice speaks Mandarin"
     started = [sys.executable, "-m", "telephony_tts"]  # tests/e2e has the installed program
     assert shlex.split(line) == [*started, "say", "Hello there.", "hello.wav", *flags]
 

@@ -243,7 +243,7 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("engines: {lm_dtype: int8}", 'engines.lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? '),
         ("cosyvoice2: {lm_dtype: int8}", 'cosyvoice2: unknown key. Did you mean "engines.cosyvoice2"? '),
         ("ahead_ms: 1", 'ahead_ms: unknown key. Did you mean "speech.ahead_ms" or "engines.cosyvoice2.ahead_ms"? '),
-        ("workers: 1", 'workers: unknown key. Did you mean "engines.hibari.workers", "engines.espeak.workers" or "eng'),
+        ("workers: 1", 'workers: unknown key. Did you mean "engines.hibari.workers", "engines.kokoro.workers", "engi'),
         ("speech: {voices: a}", 'speech.voices: unknown key. Did you mean "voice"? '),
         ("speech: {rate_hz: 16000}", "speech.rate_hz: 16000 does not go with codec ulaw; G.711 is 8000 Hz"),
         ("asterisk: {lead_ms: 20}", "asterisk.lead_ms: 20 is wrong; expected a whole number from 60 to 5000"),

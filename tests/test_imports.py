@@ -82,6 +82,10 @@ TABLE: dict[str, Row] = {
     "telephony_tts.session": row("errors schema text audio wire engines.api engines.inserts", "numpy", TASKS | IO),
     "telephony_tts.engines": row("errors metrics clock daemon_pool", "numpy"),
     "telephony_tts.engines.hibari": row("errors metrics clock", "numpy hibari onnxruntime"),
+    "telephony_tts.engines.kokoro": row("errors metrics clock", "numpy onnxruntime"),
+    "telephony_tts.engines.english": row(outside="hibari"),
+    "telephony_tts.engines.mandarin": row(outside="pypinyin", not_stdlib=TASKS | IO),
+    "telephony_tts.engines.onnx_graph": row(not_stdlib=TASKS | IO),
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
     "telephony_tts.engines.latin_language": row("errors", "py3langid"),
     "telephony_tts.engines.phrase_store": row("errors metrics clock daemon_pool", "numpy diskcache"),
@@ -264,7 +268,7 @@ ROOMS: dict[str, str] = {
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
 
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "ray", "others")
+ENGINES = ("hibari", "kokoro", "espeak", "fake", "cosyvoice2", "ray", "others")
 """Engines may share what lies beside them, not reach into each other. `remote` is the transport that `ray` uses too."""
 
 

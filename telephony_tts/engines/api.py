@@ -279,6 +279,14 @@ class RecallsAudio(Protocol):
         """All audio of the utterance, which `check` accepts, if it can be had without waiting. Takes microseconds."""
 
 
+@runtime_checkable
+class ShowsReading(Protocol):
+    """An engine that can say what its network is given, before it has started."""
+
+    def shown(self, utterance: Utterance) -> Mapping[str, str]:
+        """The reading of the utterance, by the names that `say --show` prints. Blocking: it may load dictionaries."""
+
+
 class Engine(Protocol):
     """A speech engine. `tests/engines/conformance.py` tests every engine against this contract."""
 

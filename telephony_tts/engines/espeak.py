@@ -32,7 +32,7 @@ from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, 
 from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
 from telephony_tts.engines.workers import Cancelled, WorkerPool
-from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
 
 SAMPLE_RATE_HZ = 22_050
 WORDS_PER_MINUTE = 175
@@ -427,7 +427,7 @@ def _origin(position: int, places: Sequence[tuple[int, int, int]]) -> int:
 
 def _unavailable(failure: Exception) -> EngineUnavailable:
     if isinstance(failure, ImportError):
-        return EngineUnavailable("espeak needs the package espeakng-loader: pip install 'telephony-tts[espeak]'")
+        return EngineUnavailable(f"espeak needs the package espeakng-loader: {how_to_get('espeak')}")
     return EngineUnavailable(f"espeak could not load its library: {failure}")
 
 

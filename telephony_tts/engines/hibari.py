@@ -6,9 +6,10 @@ A sentence takes 12 to 20 ms, so a cancel takes effect between pieces of at most
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
+from telephony_tts.engines.english import english_reader
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
 from telephony_tts.engines.speech import SpokenPiece, speak_pieces
 from telephony_tts.engines.versions import package_version
@@ -78,6 +79,12 @@ class HibariEngine:
         foreign = sorted(scripts(utterance.text) - {LATIN})
         if foreign:
             raise UnsupportedText(f"hibari speaks English only, not {'/'.join(foreign).lower()} letters")
+
+    def shown(self, utterance: Utterance) -> Mapping[str, str]:
+        """`given`: the phonemes, as words without an own pronunciation have them."""
+        reader = english_reader()
+        letters = {number: letter for letter, number in reader.symbols.items()}
+        return {"given": "".join(letters[number] for number in reader.read(utterance.text).ids[1:-1])}
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)

@@ -48,31 +48,43 @@ class SpokenPiece:
             yield Chunk(pcm, self.sample_rate_hz, begun, estimates=self.estimates)
 
 
-Speak = Callable[[str, int, float], SpokenPiece]
-"""Speak a piece, given its text, its index, and the milliseconds of silence to keep after it."""
+Speak = Callable[[str, int, float], SpokenPiece | Iterator[SpokenPiece]]
+"""Speak a piece, given its text, its index, and the milliseconds of silence to keep after it. It may come in parts,
+whose characters all count from the beginning of the piece."""
 
 
-def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iterator[Chunk]:
+Cut = Callable[[str], Sequence[tuple[int, int]]]
+"""Where to cut a text: spans that cover it."""
+
+
+def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool], cut: Cut = pieces) -> Iterator[Chunk]:
     """Speak piece after piece. The first chunks are ready before later pieces are made."""
     text = without_endless_words(text)
-    spans = pieces(text)
+    spans = cut(text)
     n_before = 0
     for index, (start, end) in enumerate(spans):
         if cancelled():
             return
         trail_ms = _END_TRAIL_MS if index == len(spans) - 1 else _trail_ms(text[start:end])
         speech = speak(text[start:end], index, trail_ms)
-        yield from speech.chunks(start, n_before)
-        n_before += len(speech.pcm)
+        for part in (speech,) if isinstance(speech, SpokenPiece) else speech:
+            yield from part.chunks(start, n_before)
+            n_before += len(part.pcm)
 
 
-def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPiece:
+def trimmed(
+    speech: SpokenPiece, level_dbfs: float, trail_ms: float, *, begins: bool = True, ends: bool = True
+) -> SpokenPiece:
     """The piece without the silence around it. Sound is a 5 ms window with an RMS above `level_dbfs`.
 
     10 ms are kept before the first sound and `trail_ms` after the last. The first word begins with the first sound,
-    and no word ends after the last.
+    and no word ends after the last. A part that does not begin or end a piece keeps its silence there.
     """
     start, end = _sounding(speech.pcm, speech.sample_rate_hz, level_dbfs)
+    if not begins:
+        start = 0
+    if not ends:
+        end = len(speech.pcm)
     if start == end:
         return SpokenPiece(speech.pcm[:0], speech.sample_rate_hz)
     first = max(0, start - round(LEAD_MS * speech.sample_rate_hz / 1000))
@@ -85,7 +97,7 @@ def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPi
         )
         for t in speech.timings
     ]
-    if timings:
+    if timings and begins:
         timings[0] = replace(timings[0], start_sample=start - first)
     return replace(speech, pcm=speech.pcm[first:last], timings=tuple(timings))
 

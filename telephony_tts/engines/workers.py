@@ -37,10 +37,11 @@ MAX_AHEAD = 64
 class _Job(Generic[T]):
     """The work of one utterance. The pool's lock guards every field except `cancelled` and `steps`."""
 
-    def __init__(self, work: Work[T], deadline_ns: int, order: int) -> None:
+    def __init__(self, work: Work[T], deadline_ns: int, order: int, stop: Callable[[], None]) -> None:
         self.deadline_ns = deadline_ns
         self.order = order
         self.cancelled = threading.Event()
+        self._stop = stop
         self.steps = work(self.cancelled.is_set)
         self.items: deque[T] = deque()
         self.error: BaseException | None = None
@@ -53,6 +54,10 @@ class _Job(Generic[T]):
 
     def __lt__(self, other: _Job[T]) -> bool:
         return (self.deadline_ns, self.order) < (other.deadline_ns, other.order)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._stop()
 
     def close_steps(self) -> None:
         """Run the `finally` blocks of the work. Does nothing for work that ended or never began.
@@ -126,13 +131,16 @@ class WorkerPool:
             n_running = sum(job.is_running for job in self._jobs)
             return EngineStats(n_queued=len(self._queue), n_running=n_running)
 
-    async def stream(self, work: Work[T], deadline_ns: int = 0) -> AsyncGenerator[T, None]:
+    async def stream(
+        self, work: Work[T], deadline_ns: int = 0, stop: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[T, None]:
         """Yield the items of `work`. If the generator is closed while the work is queued, the work never starts.
 
         Closing the generator, or cancelling its task, stops the work when it next checks `Cancelled`. It returns only
-        when no worker runs the work. An exception of the work is raised here after its items.
+        when no worker runs the work. `stop` is called at once, for a step that can be ended from outside. An exception
+        of the work is raised here after its items.
         """
-        job = self._submit(work, deadline_ns)
+        job = self._submit(work, deadline_ns, stop)
         try:
             while True:
                 item = self._take(job)
@@ -152,7 +160,7 @@ class WorkerPool:
         with self._ready:
             self._is_closed = True
             for job in list(self._jobs):
-                job.cancelled.set()
+                job.cancel()
                 job.items.clear()
                 if not job.is_running:
                     self._end(job, self._closed_error())
@@ -165,12 +173,12 @@ class WorkerPool:
 
     # ------------------------------------------------------------------------ on the loop
 
-    def _submit(self, work: Work[T], deadline_ns: int) -> _Job[T]:
+    def _submit(self, work: Work[T], deadline_ns: int, stop: Callable[[], None]) -> _Job[T]:
         with self._ready:
             if self._is_closed:
                 raise EngineError(f"{self.name} is closed")
             self._n_submitted += 1
-            job = _Job(work, deadline_ns, self._n_submitted)
+            job = _Job(work, deadline_ns, self._n_submitted, stop)
             self._jobs.add(job)
             self._enqueue(job)
             return job
@@ -196,7 +204,7 @@ class WorkerPool:
     async def _withdraw(self, job: _Job[T]) -> None:
         """Cancel the job and wait for its worker, also if the waiting task is cancelled meanwhile."""
         interrupted: asyncio.CancelledError | None = None
-        job.cancelled.set()
+        job.cancel()
         while True:
             with self._ready:
                 job.items.clear()

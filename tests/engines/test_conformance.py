@@ -4,11 +4,15 @@ from conformance import Subject, assert_keeps_the_contract
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.kokoro import KokoroEngine
 
 pytestmark = pytest.mark.slow
 
 ESPEAK = Subject(min_correlation=0.98)
 """Not bit-exact: 1,500 renderings with 29 voices had up to four variants of a text, with a correlation of 0.987."""
+
+
+KOKORO = Subject(sentence="您好，请问有什么可以帮您？", neighbour="您的包裹周二已经发出。", n_most=6)
 
 
 def test_fake_keeps_the_contract() -> None:
@@ -26,3 +30,7 @@ def test_espeak_keeps_the_contract() -> None:
 
 def test_espeak_keeps_the_contract_with_one_worker() -> None:
     assert_keeps_the_contract(lambda: EspeakEngine(n_workers=1), ESPEAK)
+
+
+def test_kokoro_keeps_the_contract() -> None:
+    assert_keeps_the_contract(KokoroEngine, KOKORO)

@@ -82,8 +82,8 @@ def test_the_gain_brings_speech_to_the_house_level(model: HibariModel) -> None:
 def test_the_network_gets_the_same_input_as_from_hibari_itself(model: HibariModel, text: str) -> None:
     from hibari import Hibari
 
-    hibari = Hibari(g2p=model._g2p)
-    assert model._read(text).ids == hibari.ids(" ".join(hibari.phonemize(text)))
+    hibari = Hibari(g2p=model.english._g2p)
+    assert model.english.read(text).ids == hibari.ids(" ".join(hibari.phonemize(text)))
 
 
 @pytest.mark.slow
@@ -135,20 +135,20 @@ def test_normalised_words_keep_their_place(model: HibariModel) -> None:
     ],
 )
 def test_digits_of_identifiers_are_read_one_by_one(model: HibariModel, written: str, said: str) -> None:
-    assert model._read(written).ids == model._read(said).ids
+    assert model.english.read(written).ids == model.english.read(said).ids
 
 
 @pytest.mark.parametrize("text", ["on 2024-05-06 at 09:30", "$1,000,000 and 3.05", "page 42", "5/6/2024", "10-20"])
 def test_numbers_that_hibari_reads_well_are_unchanged(model: HibariModel, text: str) -> None:
     from hibari import Hibari
 
-    hibari = Hibari(g2p=model._g2p)
-    assert model._read(text).ids == hibari.ids(hibari.phonemize(text)[0])
+    hibari = Hibari(g2p=model.english._g2p)
+    assert model.english.read(text).ids == hibari.ids(hibari.phonemize(text)[0])
 
 
 def test_phonemes_cannot_be_smuggled_in_as_markup(model: HibariModel) -> None:
-    plain = model._read("yes").ids
-    assert model._read("[yes](/nˈO/)").ids[: len(plain) - 1] == plain[:-1]
+    plain = model.english.read("yes").ids
+    assert model.english.read("[yes](/nˈO/)").ids[: len(plain) - 1] == plain[:-1]
 
 
 @pytest.mark.parametrize(

