@@ -304,7 +304,7 @@ def other_engine(name: str, settings: OtherEngineSettings) -> Engine:
     for package in ("grpc", "google.protobuf") if is_grpc else ("httpx2",):
         if not is_installed(package):
             raise EngineUnavailable(
-                f"engines.others.{name} needs {package}: pip install -e '.[others]' in the checkout"
+                f"engines.others.{name} needs {package}: {how_to_get('others')}"
             )
     from telephony_tts.engines.others.other_engine import OtherEngine
 
@@ -370,13 +370,13 @@ def served_engine(config: Config) -> Engine:
 def need_ray() -> None:
     """Raises EngineUnavailable where Ray Serve is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise EngineUnavailable("replicas on Ray Serve need ray: pip install -e '.[ray]' in the checkout")
+        raise EngineUnavailable(f"replicas on Ray Serve need ray: {how_to_get('ray')}")
 
 
 def need_grpc() -> None:
     """Raises EngineUnavailable where gRPC, which engines of other processes need, is not installed."""
     if importlib.util.find_spec("grpc") is None:
-        raise EngineUnavailable("engines of other processes need grpcio: pip install -e '.[remote]' in the checkout")
+        raise EngineUnavailable(f"engines of other processes need grpcio: {how_to_get('remote')}")
 
 
 def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
@@ -502,7 +502,7 @@ def need_torch(config: Config | None = None) -> None:
     if importlib.util.find_spec("torch") is None:
         model = None if config is None else config.engines.cosyvoice2.model
         also = "" if model is None or Path(model).is_dir() else f"; and there is no model directory {model}"
-        raise EngineUnavailable(f"cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout{also}")
+        raise EngineUnavailable(f"cosyvoice2 needs PyTorch: {how_to_get('cosyvoice')}{also}")
 
 
 def installed(part: str) -> bool:
@@ -904,7 +904,7 @@ def open_tracing(config: Config) -> TurnTracing | None:
         return None
     if not installed("opentelemetry"):
         raise ConfigError(
-            "tracing.endpoint is set, and traces need OpenTelemetry: pip install -e '.[otel]' in the checkout"
+            f"tracing.endpoint is set, and traces need OpenTelemetry: {how_to_get('otel')}"
         )
     from telephony_tts.tracing import TurnTracing
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.cli_settings import config_flags, load
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, how_to_get
 
 if TYPE_CHECKING:
     from telephony_tts.config import Config
@@ -394,7 +394,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError("this needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+        raise ConfigError(f"this needs PyTorch: {how_to_get('cosyvoice')}")
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -454,6 +454,6 @@ def _pull(arguments: argparse.Namespace) -> int:
     counts = f"{pulled.n_fetched} files fetched, {pulled.n_kept} were already there"
     print(f"{directory}: {repo} at {pulled.revision}, {counts}")
     if importlib.util.find_spec("torch") is None:
-        print(f"not checked further: pip install -e '.[cosyvoice]', then telephony-tts models check {directory}")
+        print(f"not checked further: {how_to_get('cosyvoice')}, then telephony-tts models check {directory}")
         return 0
     return _check(arguments)

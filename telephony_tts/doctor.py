@@ -22,7 +22,7 @@ from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError
+from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError, how_to_get
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.session.settings import SessionSettings
 
@@ -92,7 +92,7 @@ def _packages() -> Iterator[Finding]:
             yield Finding("ok", package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             if extra:
-                yield Finding("optional", package, f"{use}: pip install -e '.[{extra}]' in the checkout")
+                yield Finding("optional", package, f"{use}: {how_to_get(extra)}")
             else:
                 yield Finding("missing", package, "pip install telephony-tts", package != "uvloop")
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import yaml
 
 from telephony_tts import logs, metrics
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, how_to_get
 from telephony_tts.text.lexicon import MAX_PATTERNS, BadEntry, Case, Entry, Lexicon, PatternSearch, read_entry, template
 from telephony_tts.watched_file import file_state
 
@@ -34,8 +34,8 @@ MAX_PATTERN_STEPS = 50_000
 """The size of all patterns of a lexicon together, in instructions of RE2. They are built in one step, which holds the
 interpreter: for 0.2 s at this size, and for minutes without a limit. A usual pattern has 10 to 50."""
 _OPTIONS = "options"
-_NEED_RE2 = "patterns need the package google-re2: pip install 'telephony-tts[lexicon]'"
-_NEED_PYPINYIN = "polyphones need the package pypinyin: pip install 'telephony-tts[pinyin]'"
+_NEED_RE2 = f"patterns need the package google-re2: {how_to_get('lexicon')}"
+_NEED_PYPINYIN = f"polyphones need the package pypinyin: {how_to_get('pinyin')}"
 _SANDHI = "一不"
 """Characters whose tone depends on the next one. Engines know that."""
 

@@ -351,7 +351,7 @@ def test_without_pytorch_the_error_says_how_to_install_it(
     found: Callable[..., Any] = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
     assert main([*RUN]) == 1
-    assert "needs PyTorch: pip install -e '.[cosyvoice]'" in told(capsys)
+    assert "needs PyTorch: .venv/bin/pip install -e '.[cosyvoice]'" in told(capsys)
 
 
 def test_a_missing_result_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

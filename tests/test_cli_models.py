@@ -223,7 +223,7 @@ def test_without_torch_it_is_fetched_and_not_checked(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
     assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 0
-    assert "not checked further: pip install -e '.[cosyvoice]'" in capsys.readouterr().out
+    assert "not checked further: .venv/bin/pip install -e '.[cosyvoice]'" in capsys.readouterr().out
     assert main(["models", "check", str(tmp_path)]) == 2
     assert "needs PyTorch" in capsys.readouterr().err
 
@@ -378,7 +378,7 @@ def test_a_missing_client_says_how_to_get_it(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     assert main(["models", "pull", str(tmp_path / "m"), "--source", source]) == 2
-    assert f"needs the package {package}: pip install -e '.[hub]'" in capsys.readouterr().err
+    assert f"needs the package {package}: .venv/bin/pip install -e '.[hub]'" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------- help

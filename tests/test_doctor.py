@@ -77,7 +77,7 @@ def test_the_detector_of_languages_is_listed_with_its_extra(
 
     monkeypatch.setattr(importlib.metadata, "version", without)
     line = line_of_detector()
-    assert line.startswith("optional ") and "German" in line and "pip install -e '.[lang]'" in line
+    assert line.startswith("optional ") and "German" in line and ".venv/bin/pip install -e '.[lang]'" in line
 
 
 # ------------------------------------------------------------ folders and small extras
@@ -129,4 +129,4 @@ def test_a_small_extra_is_named_with_its_use(
     assert main([*FLAGS, "speech.speed=1.0"]) == 0, "a server starts without it"
     line = line_of(capsys, package)
     assert line.startswith("optional ") and use in line
-    assert line.endswith(f"pip install -e '.[{extra}]' in the checkout")
+    assert line.endswith(f".venv/bin/pip install -e '.[{extra}]'")

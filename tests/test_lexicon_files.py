@@ -147,8 +147,8 @@ def test_too_many_patterns_are_refused_and_many_are_found() -> None:
 @pytest.mark.parametrize(
     ("text", "module", "how"),
     [
-        ("/x/: y", "re2", r"pip install 'telephony-tts\[lexicon\]'"),
-        ("options: {polyphones: true}", "pypinyin.constants", r"pip install 'telephony-tts\[pinyin\]'"),
+        ("/x/: y", "re2", r"\.venv/bin/pip install -e '\.\[lexicon\]'"),
+        ("options: {polyphones: true}", "pypinyin.constants", r"\.venv/bin/pip install -e '\.\[pinyin\]'"),
     ],
 )
 def test_a_missing_package_is_told(text: str, module: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:

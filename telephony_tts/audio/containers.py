@@ -18,7 +18,7 @@ import numpy as np
 from telephony_tts.audio.encoder import CODECS, PCM_RATES_HZ
 from telephony_tts.audio.g711 import Pcm, require_pcm
 from telephony_tts.audio.wav import wav_header
-from telephony_tts.errors import AudioError, FormatUnavailable
+from telephony_tts.errors import AudioError, FormatUnavailable, how_to_get
 
 
 class StreamEncoder(Protocol):
@@ -189,7 +189,7 @@ def _open(name: str, format: _FfmpegFormat, rate_hz: int) -> _FfmpegEncoder:
     try:
         import av
     except ImportError as error:
-        raise FormatUnavailable(f"{name} needs PyAV: pip install 'telephony-tts[formats]'") from error
+        raise FormatUnavailable(f"{name} needs PyAV: {how_to_get('formats')}") from error
     return _FfmpegEncoder(av, format, rate_hz)
 
 

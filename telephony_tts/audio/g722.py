@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from telephony_tts.audio.g711 import Pcm, require_pcm
-from telephony_tts.errors import FormatUnavailable
+from telephony_tts.errors import FormatUnavailable, how_to_get
 
 RATE_HZ = 16_000
 
@@ -58,7 +58,7 @@ def _import_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise FormatUnavailable("G.722 needs PyAV: pip install 'telephony-tts[formats]'") from error
+        raise FormatUnavailable(f"G.722 needs PyAV: {how_to_get('formats')}") from error
     return av
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, Samples
 from telephony_tts.audio.sound import Sound, new_sound
-from telephony_tts.errors import AudioError, FormatUnavailable
+from telephony_tts.errors import AudioError, FormatUnavailable, how_to_get
 
 _PCM, _FLOAT, _ALAW, _ULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _UNKNOWN_LENGTH = 0xFFFFFFFF
@@ -145,7 +145,7 @@ def _any(content: bytes, max_s: float) -> tuple[Samples, int]:
     try:
         import av
     except ImportError as error:
-        why = "it is not a WAV file; other formats need PyAV: pip install 'telephony-tts[formats]'"
+        why = f"it is not a WAV file; other formats need PyAV: {how_to_get('formats')}"
         raise FormatUnavailable(why) from error
     try:
         with av.open(io.BytesIO(content), options={"format_whitelist": _FORMATS}) as container:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, how_to_get
 
 PUBLISHED_MS: Mapping[int, tuple[float, float | None]] = {1: (190, 209), 2: (320, 330), 4: (510, 980), 8: (1000, None)}
 """First audio of published CosyVoice2 servers on one GPU: streams to (from, to); None if only "over" is published."""
@@ -70,7 +70,7 @@ def draw(series: Sequence[Series], out: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
     except ImportError as error:
-        raise ConfigError("matplotlib is not installed: pip install -e '.[bench]' in the checkout") from error
+        raise ConfigError(f"matplotlib is not installed: {how_to_get('bench')}") from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for n, (streams, (low, high)) in enumerate(PUBLISHED_MS.items()):

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.errors import EngineUnavailable, how_to_get
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -55,7 +55,7 @@ class LatinLanguage:
             identifier = _network(MODEL_FILE)
         except Exception as error:
             raise EngineUnavailable(
-                f"py3langid cannot be used: {error}; install it again with pip install 'telephony-tts[lang]', or set "
+                f"py3langid cannot be used: {error}; install it again with {how_to_get('lang')}, or set "
                 "speech.detect_language to false"
             ) from error
         self._identifier = identifier

@@ -29,7 +29,7 @@ from telephony_tts import metrics
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Chunk, Timing
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, how_to_get
 
 if TYPE_CHECKING:
     from diskcache import Cache
@@ -43,7 +43,7 @@ FORMAT = b"TTSPHRASE1\n"
 """The beginning of each phrase on disk. Another version has another one."""
 FOLDER = "phrases"
 """Below the folder that is configured. All in it is ours: if its index is damaged, it is removed."""
-HOW_TO_GET = "pip install 'telephony-tts[phrases]'"
+HOW_TO_GET = how_to_get("phrases")
 
 _N_DIGEST = 16
 _CHUNK_BYTES, _TIMING_BYTES = 400, 120

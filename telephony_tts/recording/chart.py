@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, how_to_get
 from telephony_tts.recording.replay import STAGES, Replay
 
 _N_BINS = 2_000
@@ -20,7 +20,7 @@ def picture(replay: Replay) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("matplotlib is not installed: pip install -e '.[bench]' in the checkout") from error
+        raise ConfigError(f"matplotlib is not installed: {how_to_get('bench')}") from error
     turns = [turn for turn in replay.turns if turn.stages][-_MOST_TURNS:]
     figure = Figure(figsize=(14, 5 + 0.22 * len(turns)), layout="constrained")
     heights = [2.0, 2.0, 1.0, max(0.6, 0.25 * len(turns))]

@@ -252,5 +252,5 @@ def test_without_pyav_a_format_says_how_to_get_it(format: str, monkeypatch: pyte
         return
     with pytest.raises(FormatUnavailable) as caught:
         make_encoder(format, 24_000)
-    assert caught.value.message == f"{format} needs PyAV: pip install 'telephony-tts[formats]'"
+    assert caught.value.message == f"{format} needs PyAV: .venv/bin/pip install -e '.[formats]'"
     assert caught.value.code == "format_unavailable"

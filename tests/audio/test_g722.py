@@ -86,5 +86,5 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(builtins, "__import__", without)
     for kind in (G722Encoder, G722Decoder):
-        with pytest.raises(FormatUnavailable, match=r"pip install 'telephony-tts\[formats\]'"):
+        with pytest.raises(FormatUnavailable, match=r"\.venv/bin/pip install -e '\.\[formats\]'"):
             kind()

@@ -148,7 +148,7 @@ def test_a_text_with_the_name_of_a_wav_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(AudioError, match="cannot be read as audio"):
         read(tmp_path / "a.wav", b"Thank you for waiting.\n" * 100)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(FormatUnavailable, match=r"telephony-tts\[formats\]"):
+    with pytest.raises(FormatUnavailable, match=r"install -e '\.\[formats\]'"):
         read(tmp_path / "a.wav", b"Thank you for waiting.\n" * 100)
 
 

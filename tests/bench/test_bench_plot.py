@@ -110,6 +110,6 @@ def test_an_unknown_format_and_a_file_that_cannot_be_written_are_errors(tmp_path
 
 def test_without_matplotlib_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[bench\]'") as told:
+    with pytest.raises(ConfigError, match=r".venv/bin/pip install -e '\.\[bench\]'") as told:
         draw([Series("ours", [1], [40.0], [50.0])], tmp_path / "out.png")
     assert "\n" not in told.value.message

@@ -193,5 +193,5 @@ def test_the_callback_stops_espeak_at_once_and_the_next_sentence_is_clean() -> N
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
-    with pytest.raises(EngineUnavailable, match=r"pip install 'telephony-tts\[espeak\]'"):
+    with pytest.raises(EngineUnavailable, match=r"\.venv/bin/pip install -e '\.\[espeak\]'"):
         asyncio.run(EspeakEngine().start())

@@ -94,7 +94,7 @@ def test_a_broken_package_is_an_error_with_the_remedy(monkeypatch: pytest.Monkey
     import py3langid.langid
 
     monkeypatch.setattr(py3langid.langid, "MODEL_FILE", os.fspath(tmp_path / "none.npz.xz"))
-    with pytest.raises(EngineUnavailable, match=r"none\.npz\.xz.*telephony-tts\[lang\].*speech\.detect_language"):
+    with pytest.raises(EngineUnavailable, match=r"none\.npz\.xz.*install -e '\.\[lang\]'.*speech\.detect_language"):
         LatinLanguage().load()
 
 

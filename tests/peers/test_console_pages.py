@@ -36,7 +36,7 @@ PAGES = ("say", "calls", "voices", "compare", "well")
 WIDTHS = {"wide": (1280, 800), "narrow": (390, 844)}
 FINDINGS = [
     {"state": "ok", "what": "python", "detail": "3.11.7"},
-    {"state": "optional", "what": "py3langid", "detail": "tells German from English: pip install -e '.[lang]'"},
+    {"state": "optional", "what": "py3langid", "detail": "German or English? .venv/bin/pip install -e '.[lang]'"},
     {"state": "broken", "what": "sounds.folder", "detail": "<b>no</b> such folder"},
 ]
 TEXT = "This is a sentence that takes a while to be spoken, and then it goes on with some more words. " * 3

@@ -324,7 +324,7 @@ def test_noise_that_cannot_be_reduced_is_told_and_without_the_extra_how_to_insta
             assert await shown.evaluate("document.querySelector('#verdict p').className") == "good"
             monkeypatch.setattr(VoiceService, "can_denoise", False)
             told = await shown.until("document.querySelector('#cannot-reduce')?.innerText")
-            assert "pip install 'telephony-tts[denoise]'" in told
+            assert ".venv/bin/pip install -e '.[denoise]'" in told
             assert await shown.evaluate("document.querySelector('#reduce-noise')") is None
 
     run(main, within_s=WITHIN_S)

@@ -104,7 +104,7 @@ def test_a_mistake_names_its_setting(section: str, problem: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("default: theirz", "engines.default: 'theirz' is wrong; expected one of hibari, espeak, fake, cosyvoice2"),
+        ("default: theirz", "engines.default: 'theirz' is wrong; expected one of hibari, kokoro, espeak, fake, cosyvoice2"),
         ("routes: {zh: theirz}", "engines.routes.zh: no engine is named 'theirz'; expected one of hibari"),
         ("fallback: [theirz]", "engines.fallback: no engine is named 'theirz'; expected some of hibari"),
     ],
@@ -147,5 +147,6 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     config = loaded(f"engines: {{others: {{x: {{{section}}}}}}}", tmp_path)
     monkeypatch.setattr(app, "is_installed", lambda name: name != package)
-    with pytest.raises(EngineUnavailable, match=rf"engines\.others\.x needs {package}: pip install -e '\.\[others\]'"):
+    wanted = rf"engines\.others\.x needs {package}: \.venv/bin/pip install -e '\.\[others\]'"
+    with pytest.raises(EngineUnavailable, match=wanted):
         app.build_catalog(config)

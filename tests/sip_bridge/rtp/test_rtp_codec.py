@@ -82,7 +82,7 @@ def test_a_missing_package_is_reported_at_the_start(
     settings = {"ari.enabled": True, "ari.password": "x", "ari.media": media, "ari.format": format}
     config = load(None, settings, {})
     if needs:
-        with pytest.raises(FormatUnavailable, match=r"telephony-tts\[formats\]"):
+        with pytest.raises(FormatUnavailable, match=r"install -e '\.\[formats\]'"):
             SipBridge(config)
     else:
         SipBridge(config)

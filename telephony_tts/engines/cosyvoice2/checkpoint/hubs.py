@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.errors import ConfigError, EngineUnavailable, how_to_get
 
 CHUNK_BYTES = 1 << 16
 """Bytes that are written at a time. An unfinished chunk is lost when the connection breaks, so large chunks would never
@@ -71,7 +71,7 @@ def open_hub(source: str) -> Hub:
     }
     package, hub = hubs[source]
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"--source {source} needs the package {package}: pip install -e '.[hub]' in the checkout")
+        raise ConfigError(f"--source {source} needs the package {package}: {how_to_get('hub')}")
     return hub()
 
 

@@ -15,7 +15,7 @@ import torch
 
 from telephony_tts.engines.cosyvoice2.voices.recording_check import LOUD_SHARE
 from telephony_tts.engines.cosyvoice2.voices.voice import Recording, frame_levels_db
-from telephony_tts.errors import AudioError, EngineUnavailable
+from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get
 
 DENOISED = ("denoised_by", "denoised_db")
 """What the provenance of a voice says: by what the noise was reduced, and by how many dB in the quietest stretch."""
@@ -43,7 +43,7 @@ def reduced(recording: Recording) -> Recording:
     try:
         import av
     except ImportError as error:
-        raise EngineUnavailable("noise reduction needs the package av: pip install 'telephony-tts[denoise]'") from error
+        raise EngineUnavailable(f"noise reduction needs the package av: {how_to_get('denoise')}") from error
     wave = recording.wave.numpy()
     start, end, pause_dbfs = _pause(recording)
     lowered = torch.from_numpy(_filtered(wave, recording.rate_hz, wave[start:end], pause_dbfs))

@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.voices.features import (
     resample,
     whisper_mel,
 )
-from telephony_tts.errors import AudioError, EngineUnavailable
+from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get
 
 MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0
@@ -289,7 +289,7 @@ def read_recording(source: Path | bytes, max_s: float = MAX_READ_S) -> Recording
         import soundfile
     except ImportError as error:
         raise EngineUnavailable(
-            "reading audio files needs the package soundfile: pip install 'telephony-tts[cosyvoice]'"
+            f"reading audio files needs the package soundfile: {how_to_get('cosyvoice')}"
         ) from error
 
     label = "the recording" if isinstance(source, bytes) else str(source)

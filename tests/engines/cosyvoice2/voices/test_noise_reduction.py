@@ -94,7 +94,7 @@ def test_what_has_no_noise_to_find_is_an_error(wave: Callable[[], torch.Tensor],
 
 def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(EngineUnavailable, match=r"pip install 'telephony-tts\[denoise\]'"):
+    with pytest.raises(EngineUnavailable, match=r"\.venv/bin/pip install -e '\.\[denoise\]'"):
         reduced(noisy()[1])
 
 
