@@ -40,7 +40,7 @@ def english_of(path: Path) -> Iterator[str]:
     """Whole texts, their sentences, and their normalised forms."""
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        if row["lang"] == "en":
+        if row.get("lang") == "en":
             text = row.get("text") or row["marked"].replace("⏐", "")
             yield from (text, *row.get("expected", ()), *row.get("preferred", ()))
             yield from re.split(r"(?<=[.!?]) ", text)

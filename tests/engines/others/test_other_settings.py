@@ -104,7 +104,7 @@ def test_a_mistake_names_its_setting(section: str, problem: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("default: theirz", "engines.default: 'theirz' is wrong; expected one of hibari, kokoro, espeak, fake, cosyvoice2"),
+        ("default: theirz", "engines.default: 'theirz' is wrong; expected one of hibari, kokoro, espeak, fake"),
         ("routes: {zh: theirz}", "engines.routes.zh: no engine is named 'theirz'; expected one of hibari"),
         ("fallback: [theirz]", "engines.fallback: no engine is named 'theirz'; expected some of hibari"),
     ],
