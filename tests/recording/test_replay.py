@@ -281,7 +281,7 @@ def test_without_matplotlib_there_is_the_page_and_a_clear_message(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert cli.main(["replay", str(recording), "--only", "png"]) == 2
-    assert "matplotlib is not installed: pip install" in capsys.readouterr().err
+    assert "matplotlib is not installed: .venv/bin/pip install" in capsys.readouterr().err
     assert not recording.with_suffix(".png").exists()
 
 
