@@ -157,6 +157,8 @@ class Session:
     def receive(self, message: m.FromBot | m.FromMedia, now_ns: int) -> None:
         """Take one message of either leg. Never raises for anything a peer can cause."""
         if isinstance(message, m.MediaAudio):
+            if not message.payload:
+                return  # it says nothing, not even that time has passed
             self.inbound.take(message)
             if not self.finished:
                 self._dirty |= self.caller.take(message, self.turns, now_ns)
