@@ -1,8 +1,8 @@
-"""The caller's silence is judged by the clock, whatever a leg sends meanwhile: messages without audio, or with too little
-of it. Real speech, simulated time.
+"""The caller's silence is judged by the clock, whatever a leg sends meanwhile: messages without audio, or with too
+little of it. Real speech, simulated time.
 
-Asterisk's JITTERBUFFER(fixed) sends a message of 0 bytes for each packet that is missing, and goes on with that when the
-telephone sends nothing any more.
+Asterisk's JITTERBUFFER(fixed) sends a message of 0 bytes for each packet that is missing, and goes on with that when
+the telephone sends nothing any more.
 """
 
 from __future__ import annotations

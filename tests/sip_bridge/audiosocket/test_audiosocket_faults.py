@@ -120,7 +120,7 @@ def test_bad_frames_in_a_call_are_skipped(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_frames_without_audio_never_end_a_call(caplog: pytest.LogCaptureFixture) -> None:
-    """A jitter buffer in Asterisk makes one for each packet that is missing, for as long as a telephone sends nothing."""
+    """A jitter buffer in Asterisk makes one for each packet that is missing."""
 
     async def main() -> None:
         async with standin_server() as server, bridging(server.url) as rig, phone(rig.port) as up:
