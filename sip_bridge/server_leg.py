@@ -170,6 +170,9 @@ class ServerLeg:
     def send_digit(self, digit: str) -> None:
         self._send({"type": "dtmf", "digit": digit})
 
+    def send_hold(self, is_on: bool) -> None:
+        self._send({"type": "hold", "state": "started" if is_on else "ended"})
+
     def leave(self, reason: str) -> None:
         """Tell the server why the telephone call ended, and close. Idempotent."""
         if not self.left.done():

@@ -95,6 +95,8 @@ class AriApplication:
 
     def _await_next(self, why: str) -> None:
         self._is_lost(why)
+        for call in self._live:
+            call.on_event(a.AriHold(call.caller.id, False))  # its end may come while nobody is told of it
         loop = asyncio.get_running_loop()
         self._calls_timeout = loop.call_later(self._ari.lost_timeout_s, self._end_lost_calls)
 
@@ -151,8 +153,12 @@ class AriApplication:
             raise AriLost(f"Asterisk is not connected: {self._why_lost}")
         return self._connection
 
-    def _on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
+    def _on_event(self, event: a.ChannelEvent) -> None:
         channel_id = event.channel.id if isinstance(event, a.ChannelEntered) else event.channel_id
+        if isinstance(event, a.ChannelEntered) and (moved := self._by_channel.get(event.replaces)) is not None:
+            # Its caller has transferred the call. What the old channel does now is its own matter.
+            del self._by_channel[event.replaces]
+            self._by_channel[channel_id] = moved
         call = self._by_channel.get(channel_id)
         # A channel may leave and come again by its dialplan while its earlier call is still being cleaned up.
         if call is not None and not (call.is_over and isinstance(event, a.ChannelEntered)):

@@ -96,6 +96,8 @@ class AriCall:
         """The caller could not be sent back to the dialplan, because Asterisk was not connected."""
         self._has_caller_channel = order is None
         self._has_media_channel = False
+        self._is_transferred = False
+        """The caller has transferred the call: another channel is there, which is in no dialplan."""
         self._bridged = False
         self._cause = 0
         for future in (self.accepted, self.answered):
@@ -143,7 +145,7 @@ class AriCall:
 
     # --------------------------------------------------------------------- events
 
-    def on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
+    def on_event(self, event: a.ChannelEvent) -> None:
         """An event of one of the two channels."""
         match event:
             case a.ChannelEntered(channel=channel) if channel.id == self.media_id:
@@ -151,6 +153,9 @@ class AriCall:
                     self._media_started.set_result(None)
             case a.ChannelEntered(channel=channel):
                 self.caller = channel
+                if event.replaces:
+                    self._is_transferred = True
+                    self._media.hold(channel.state != "Up")
                 if not self.answered.done():
                     self.answered.set_result(None)
             case a.ChannelLeft(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
@@ -165,6 +170,8 @@ class AriCall:
                 self.end("hangup" if self._order is None or self.answered.done() else "not_answered")
             case a.AriDigit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
                 self._media.digit(digit)
+            case a.AriHold(channel_id=channel_id, is_on=is_on) if channel_id == self.caller.id:
+                self._media.hold(is_on)
 
     def _send_digits(self, tones: s.ServerDigits) -> None:
         """Have Asterisk send the bot's tones to the caller, in the way that the caller's channel has for it."""
@@ -313,7 +320,7 @@ class AriCall:
 
     async def _clean_up(self, reason: str) -> None:
         """Release the caller, end the media and remove the bridge, each even if another one fails."""
-        goes_on = self._order is None and self._ari.after_bot == "continue"
+        goes_on = self._order is None and self._ari.after_bot == "continue" and not self._is_transferred
         work: list[Awaitable[object]] = []
         if self._has_caller_channel:
             work.append(self._release_caller() if goes_on else self._try("DELETE", "channels", self.caller.id))

@@ -24,7 +24,7 @@ _PING_S = 5.0
 _MAX_MESSAGE_BYTES = 8 << 20
 """The list of all channels comes as one message."""
 
-OnEvent = Callable[[a.ChannelEntered | a.ChannelLeft | a.AriDigit], None]
+OnEvent = Callable[[a.ChannelEvent], None]
 
 
 class AriLost(NotConnected):
@@ -49,7 +49,7 @@ class AriConnection:
         self._n_asked = 0
         self._on_event: OnEvent | None = None
         self._bad_input = BadInput()
-        self._waiting: list[a.ChannelEntered | a.ChannelLeft | a.AriDigit] = []
+        self._waiting: list[a.ChannelEvent] = []
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when another client has taken the application. Requests are still answered, but no events come."""
         connection.left.add_done_callback(lambda _: self._forget_asked())
@@ -126,7 +126,7 @@ class AriConnection:
         elif message is not None:
             self._waiting.append(message)
 
-    def _deliver(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit, on_event: OnEvent) -> None:
+    def _deliver(self, event: a.ChannelEvent, on_event: OnEvent) -> None:
         try:
             on_event(event)
         except Exception:

@@ -33,11 +33,22 @@ class CallMedia(Protocol):
     def digit(self, digit: str) -> None:
         """The caller has pressed a key."""
 
+    def hold(self, is_on: bool) -> None:
+        """The telephone is on hold from now on, or not any more: it plays nothing meanwhile."""
+
     async def close(self, reason: str) -> None:
         """Close everything. Idempotent."""
 
 
-class WebSocketClientMedia:
+class _WebSocketMedia:
+    def digit(self, digit: str) -> None:
+        """Nothing to do: the media WebSocket sends digits to the server itself (DTMF_END)."""
+
+    def hold(self, is_on: bool) -> None:
+        """Nothing to do: the media WebSocket has no message for it, and the bridge no connection to the server."""
+
+
+class WebSocketClientMedia(_WebSocketMedia):
     """Asterisk dials the server by a section of websocket_client.conf. The bridge sees none of the audio."""
 
     def __init__(self, ari: AriConfig) -> None:
@@ -49,14 +60,11 @@ class WebSocketClientMedia:
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Nothing to do: Asterisk dials."""
 
-    def digit(self, digit: str) -> None:
-        """Nothing to do: the media WebSocket sends digits to the server itself (DTMF_END)."""
-
     async def close(self, reason: str) -> None:
         """Nothing to do: the WebSocket ends with its channel."""
 
 
-class WebSocketServerMedia:
+class WebSocketServerMedia(_WebSocketMedia):
     """Asterisk waits for a connection, and the bridge asks the server to dial it (docs/protocol/asterisk.md)."""
 
     def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
@@ -74,9 +82,6 @@ class WebSocketServerMedia:
             raise ValueError("Asterisk gives no MEDIA_WEBSOCKET_CONNECTION_ID; it must be 22.6, 23 or newer")
         url = f"{self._ari.incoming_url}/{quote(media_id, safe='-')}"
         self._served = asyncio.get_running_loop().create_task(self._have_dialled(url, call))
-
-    def digit(self, digit: str) -> None:
-        """Nothing to do: the media WebSocket sends digits to the server itself (DTMF_END)."""
 
     async def close(self, reason: str) -> None:
         if self._served is not None:

@@ -9,7 +9,8 @@ from typing import Any
 
 DIGITS = frozenset("0123456789*#ABCD")
 
-EVENTS = ("StasisStart", "StasisEnd", "ChannelDestroyed", "ChannelDtmfReceived")
+EVENTS = ("StasisStart", "StasisEnd", "ChannelDestroyed", "ChannelDtmfReceived", "ChannelHold", "ChannelUnhold",
+          "ChannelStateChange")  # fmt: skip
 """The events that are read."""
 
 
@@ -37,9 +38,11 @@ class AriAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChannelEntered:
-    """A channel has entered the application (StasisStart)."""
+    """A channel has entered the application (StasisStart). `replaces` is the channel whose place it takes, because that
+    one has transferred its call; empty if it takes none."""
 
     channel: AriChannel
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,14 @@ class AriDigit:
 
 
 @dataclass(frozen=True, slots=True)
+class AriHold:
+    """The channel's telephone plays nothing from now on, because it is on hold or rings; or it plays again."""
+
+    channel_id: str
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ApplicationReplaced:
     """Another client has taken the application; no more events come."""
 
@@ -67,7 +78,8 @@ class BadAriMessage:
     why: str
 
 
-AriMessage = AriAnswer | ChannelEntered | ChannelLeft | AriDigit | ApplicationReplaced | BadAriMessage
+ChannelEvent = ChannelEntered | ChannelLeft | AriDigit | AriHold
+AriMessage = AriAnswer | ChannelEvent | ApplicationReplaced | BadAriMessage
 
 
 def request(
@@ -108,7 +120,12 @@ def decode(payload: bytes) -> AriMessage | None:
     if channel is None:
         return BadAriMessage(f"{kind} names no channel")
     if kind == "StasisStart":
-        return ChannelEntered(channel)
+        replaced = channel_of(message.get("replace_channel"))
+        return ChannelEntered(channel, "" if replaced is None else replaced.id)
+    if kind in ("ChannelHold", "ChannelUnhold"):
+        return AriHold(channel.id, kind == "ChannelHold")
+    if kind == "ChannelStateChange":
+        return AriHold(channel.id, channel.state != "Up")
     if kind == "ChannelDtmfReceived":
         digit = message.get("digit")
         if not isinstance(digit, str) or digit not in DIGITS:

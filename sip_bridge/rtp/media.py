@@ -106,6 +106,10 @@ class RtpMedia:
         if not self._server.send_digit(digit, monotonic_ns()):
             self._server.report_bad("digit_flood", TOO_MANY_DIGITS)
 
+    def hold(self, is_on: bool) -> None:
+        """The telephone is on hold from now on, or not any more."""
+        self._server.send_hold(is_on)
+
     async def close(self, reason: str) -> None:
         """Leave the server and close the socket. Idempotent."""
         self._packets.stop()

@@ -66,6 +66,7 @@ class ServerSide:
         self._bad_input = BadInput()
         self._digit_limit = DigitLimit()
         self._early_digits: deque[str] = deque(maxlen=MAX_DIGITS_PER_S)
+        self._on_hold = False
         self._finishing: str | None = None
         self._waiting_since_ns: int | None = None
         self._n_silent = 0
@@ -87,6 +88,8 @@ class ServerSide:
                 leg.start(start, self._on_server)
                 while self._early_digits:
                     leg.send_digit(self._early_digits.popleft())
+                if self._on_hold:
+                    leg.send_hold(True)
                 await asyncio.wait((leg.left,))
                 self._server_left(leg)
             finally:
@@ -121,6 +124,12 @@ class ServerSide:
         else:
             self._early_digits.append(digit)
         return True
+
+    def send_hold(self, is_on: bool) -> None:
+        """The telephone is on hold from now on, or not any more. The server is told when it has joined."""
+        if is_on != self._on_hold and self._leg is not None:
+            self._leg.send_hold(is_on)
+        self._on_hold = is_on
 
     def report_marks(self) -> None:
         """Tell the server which marks were reached."""

@@ -25,10 +25,10 @@ _PEER_TYPES: dict[type, str] = {
     m.MediaStart: "start", m.MediaMark: "mark", m.MediaStop: "stop", m.MediaPlayback: "playback", m.MediaBegun: "begun",
     m.MediaLost: "lost", m.MediaMarksLost: "marks_lost",
 }  # fmt: skip
-_PEER_MESSAGES = (*_PEER_TYPES, m.MediaAudio, m.MediaDtmf, m.MediaFlow, m.MediaBuffered)
-_NOT_TOLD = (m.InboundAudio, m.Pong, m.StatusReport, m.Ready, m.TurnSent, m.Ping, m.Status, m.MediaDtmf, m.MediaFlow,
-             m.MediaBuffered)  # fmt: skip
-"""Messages that say nothing about the call. The digit of a MediaDtmf comes again as the event."""
+_PEER_MESSAGES = (*_PEER_TYPES, m.MediaAudio, m.MediaDtmf, m.MediaHold, m.MediaFlow, m.MediaBuffered)
+_NOT_TOLD = (m.InboundAudio, m.Pong, m.StatusReport, m.Ready, m.TurnSent, m.Ping, m.Status, m.MediaDtmf, m.MediaHold,
+             m.MediaFlow, m.MediaBuffered)  # fmt: skip
+"""Messages that say nothing about the call. A MediaDtmf and a MediaHold come again as events."""
 _PRIVATE = frozenset({"text", "heard_text", "unheard_text", "words", "message"})
 """Fields that hold the text of a turn, or may quote it."""
 _LEFT_OUT = frozenset({"parameters"})

@@ -50,7 +50,7 @@ class DtmfOut:
             return
         by_message = self.platform_can and self._by != "tones"
         digits = Digits(message.digits, rate_hz, self._settings.on_ms, self._settings.off_ms, by_message)
-        if by_message and not self._turns:
+        if by_message and not self._turns and not self._sender.is_held:
             if self.busy_until_ns - now_ns > _LONGEST_NS:
                 self._intake.warn("dtmf_cleared", f"too many tones wait; not sent: {message.digits}")
                 return

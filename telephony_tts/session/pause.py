@@ -1,7 +1,8 @@
 """Pausing the speech of a call: nothing is sent, and what was not heard is kept until speech goes on or is cleared.
 
-A pause begins by the bot's `pause`, or by the caller's voice if `barge_in.action` is "pause". A pause by voice ends by
-itself: the caller was quick and is silent again, so it was no interruption; or the caller goes on, so it was one.
+A pause begins by the bot's `pause`, or by the caller's voice if `barge_in.action` is "pause", or by a hold of the
+telephone. A pause by voice ends by itself: the caller was quick and is silent again, so it was no interruption; or the
+caller goes on, so it was one. While the telephone is on hold no pause ends, and turns that come then wait too.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ class SpeechPause:
         self._playhead = playhead
         self._caller = caller
         self._reason = ""
-
-    @property
-    def is_on(self) -> bool:
-        return self._sender.is_held
+        self.is_on = False
+        self.on_hold = False
+        """The telephone is on hold."""
 
     @property
     def is_by_bot(self) -> bool:
@@ -68,6 +68,7 @@ class SpeechPause:
             heard_samples = {turn: position for turn, (position, _) in positions.items()} | {first: position}
             places = {turn: self._place(turn, heard) for turn, heard in heard_samples.items()}
             self._sender.hold(heard_samples, places, now_ns)
+        self.is_on = True
         self._reason = reason
         offset = first.in_source(heard_offset(first, position))
         heard_at_ms = position * 1000 // first.settings.rate_hz
@@ -81,9 +82,22 @@ class SpeechPause:
         step_back = 0 if is_in_insert(turn, heard) else self.settings.step_back_ms * turn.settings.rate_hz // 1000
         return max(boundary_sample(turn, heard) - step_back, tones_end(turn, heard))
 
+    def hold(self, is_on: bool, now_ns: int) -> None:
+        """The telephone is on hold from now on, or not any more. What is paused for that goes on."""
+        self.on_hold = is_on
+        self._sender.is_held = is_on or self.is_on
+        if not is_on:
+            # A turn that has waited begins now; its wait is nobody's latency.
+            self._sender.media_end_ns = max(self._sender.media_end_ns, now_ns)
+            if self.is_on and self._reason == "hold":
+                self.end()
+
     def end(self) -> None:
-        """Speech goes on."""
-        self._sender.release()
+        """Speech goes on, behind a hold if there is one."""
+        if self.on_hold:
+            self._reason = "hold"
+            return
+        self.drop()
         turn = next((turn for turn in self._turns if not turn.sent_all), None)
         if turn is not None:
             place = max(turn.n_sent_samples, turn.resumes_at or 0)
@@ -91,7 +105,8 @@ class SpeechPause:
 
     def drop(self) -> None:
         """The turns that were paused were cleared."""
-        self._sender.release()
+        self.is_on = False
+        self._sender.is_held = self.on_hold
 
     def poll(self, now_ns: int) -> tuple[str, int | None]:
         """What a pause by voice comes to: "resume", "interrupt" or "" (wait), and when to ask again."""

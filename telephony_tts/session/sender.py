@@ -64,7 +64,7 @@ class Sender:
         self.tells_sent = False
         """`TurnSent` follows the last frame of each turn, also of turns that are not separate."""
         self.is_held = False
-        """Speech is paused: its frames wait."""
+        """Speech is paused, or the telephone is on hold: its frames wait."""
         self.silence: bytes | None = None
         """A frame of silence, for a peer that must always get frames: the network may take a silent telephone for
         disconnected."""
@@ -361,7 +361,7 @@ class Sender:
         self._begin_anew(heard_samples, now_ns)
 
     def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:
-        """Send nothing until `release`. The peer's buffer was emptied, if it had frames of a turn. Each turn goes on
+        """Send nothing while `is_held`. The peer's buffer was emptied, if it had frames of a turn. Each turn goes on
         from its sample of `places`, if it has sent more than that."""
         self.is_held = True
         was_emptied = any(turn.playout.n_sent for turn in places)
@@ -377,10 +377,6 @@ class Sender:
             self._begin_anew(heard_samples, now_ns)
         for turn, heard in heard_samples.items():
             turn.heard_samples, turn.anchor = max(turn.heard_samples, heard), None
-
-    def release(self) -> None:
-        """Speech goes on."""
-        self.is_held = False
 
     def _begin_anew(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer is empty, and what is sent next is heard at once."""

@@ -21,6 +21,7 @@ from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.caller.caller import Caller, FindModel
+from telephony_tts.session.caller.missing_audio import MissingAudio
 from telephony_tts.session.dtmf import DtmfOut
 from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.handover import hand_over
@@ -85,6 +86,7 @@ class Session:
         self._sender.ptime_ns = settings.ptime_ms * _MS
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
+        self.missing_audio = MissingAudio(settings.caller.no_audio_ms, self._out)
         self._pause = SpeechPause(settings.barge_in, self.turns, self._out, self._sender, self._playhead, self.caller)
         self._tells_words = settings.words
         self.finished = False
@@ -157,6 +159,9 @@ class Session:
     def receive(self, message: m.FromBot | m.FromMedia, now_ns: int) -> None:
         """Take one message of either leg. Never raises for anything a peer can cause."""
         if isinstance(message, m.MediaAudio):
+            if not message.payload:
+                return  # it says nothing, not even that time has passed
+            self.missing_audio.came_ns = now_ns
             self.inbound.take(message)
             if not self.finished:
                 self._dirty |= self.caller.take(message, self.turns, now_ns)
@@ -197,6 +202,9 @@ class Session:
         if isinstance(message, m.MediaDtmf):
             self.caller.key_pressed(now_ns)
             self._out.append(m.Dtmf(message.digit))
+            return
+        if isinstance(message, m.MediaHold):
+            self._hold(message.is_on, now_ns)
             return
         if isinstance(message, m.MediaStop):
             self.hang_up(message.reason, now_ns)
@@ -312,6 +320,7 @@ class Session:
         self.caller.media(heard, spoken, now_ns, has_holes=settings.whole_sentences)
         if self.caller not in sender.listeners:
             sender.listeners.append(self.caller)
+        self.missing_audio.came_ns = now_ns
         self._media = sender.open = self._dirty = True
         sender.peer_marks, sender.most_marks = marks, most_marks
         sender.fill_frames = 1 if fills else settings.frames_per_bulk
@@ -522,6 +531,16 @@ class Session:
         self._pause.begin(reason, now_ns, heard_ms)
         return True
 
+    def _hold(self, is_on: bool, now_ns: int) -> None:
+        """The telephone was put on hold, or taken back. What is sent meanwhile would not be heard."""
+        if is_on == self._pause.on_hold:
+            return
+        self._out.append(m.Hold("started" if is_on else "ended"))
+        self.missing_audio.came_ns = now_ns  # a telephone on hold sends nothing
+        if is_on and not self._pause.is_by_bot:
+            self.pause("hold", now_ns)
+        self._pause.hold(is_on, now_ns)
+
     def hang_up(self, reason: str, now_ns: int) -> None:
         """The telephone side is gone, so the caller hears nothing more."""
         if self.finished:
@@ -604,7 +623,8 @@ class Session:
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
         caller_ns = None if self.finished else self.caller.poll(self.turns, now_ns)
-        for at_ns in (self._text_ns, supply_ns, caller_ns, self._poll_pause(now_ns)):
+        audio_ns = None if self.finished else self.missing_audio.poll(self.turns, now_ns)
+        for at_ns in (self._text_ns, supply_ns, caller_ns, audio_ns, self._poll_pause(now_ns)):
             if at_ns is not None:
                 wake.append(at_ns)
         if not self.turns and not self.finished:
@@ -654,7 +674,7 @@ class Session:
             if peer_marks and turn.playout.t0_ns is not None:
                 self._sender.send_marks(turn)
                 self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
-            else:
+            elif turn.first_frame_ns is not None or not self._pause.on_hold:
                 self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
                 self._playhead.report(turn, MarkState.PLACED, now_ns, wake)
             if not turn.sent_all:

@@ -92,11 +92,13 @@ class CallerSettings:
     """The section `caller`: what the bot is told of the caller. A bot may choose otherwise for its call.
 
     After `silent_ms` in which nobody spoke the bot is told, and again at each multiple of it; 0 is never.
-    `answering_machine`: the bot is told that a machine answers.
+    `answering_machine`: the bot is told that a machine answers. After `no_audio_ms` without the caller's audio the bot
+    is warned, if speech is played; 0 is never.
     """
 
     silent_ms: Milliseconds = 0
     answering_machine: bool = False
+    no_audio_ms: Milliseconds = 5_000
 
     def conflicts(self) -> Iterator[str]:
         if 0 < self.silent_ms < LEAST_SILENT_MS:

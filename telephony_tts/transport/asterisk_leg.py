@@ -154,7 +154,7 @@ class AsteriskLeg(MediaLeg):
     def _flow(self, call: Call, is_open: bool) -> None:
         self._stop_asking()
         self._is_full = not is_open
-        if self._is_full:
+        if self._is_full and not self.connection.left.done():
             self._n_unanswered = 0
             self._full_timer = asyncio.get_running_loop().call_later(_ASK_WHETHER_FULL_S, self._is_still_full, call)
         call.writable(is_open and not self.connection.paused)

@@ -635,7 +635,7 @@ class Call:
             for observer in tuple(self.observers):  # one of them may end with this event
                 observer.told(message, monotonic_ns())
         if self.bot is None or self._encode_bot is None:
-            if isinstance(message, m.CallStarted | m.Dtmf | m.RecordingChanged):
+            if isinstance(message, m.CallStarted | m.Dtmf | m.Hold | m.RecordingChanged):
                 self._missed.append(message)
             return
         wire = self._encode_bot(message)

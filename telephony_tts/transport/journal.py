@@ -94,6 +94,8 @@ class Journal:
                 self.log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
             case m.Resumed():
                 self.log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
+            case m.Hold():
+                self.log.info("hold", state=event.state)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
             case m.CallerSpeech():

@@ -195,6 +195,8 @@ class MediaLeg:
         if message is None:
             return
         if type(message) is m.MediaAudio and not want_audio:
+            if call is not None and payload:
+                call.session.missing_audio.came_ns = monotonic_ns()
             for observer in observers:
                 observer.received(message, monotonic_ns())
             return

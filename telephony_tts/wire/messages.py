@@ -239,6 +239,13 @@ class MediaStop:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaHold:
+    """The telephone is on hold from now on, or not any more: while it is, it plays nothing."""
+
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MediaFlow:
     """Whether the peer's buffer has room. The server holds frames back while it is full."""
 
@@ -336,8 +343,8 @@ class WordsSpoken:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The speech is paused. What was heard of the turn that was audible, as in `Cleared`. `reason` is "bot" or
-    "barge_in"."""
+    """The speech is paused. What was heard of the turn that was audible, as in `Cleared`. `reason` is "bot",
+    "barge_in" or "hold"."""
 
     turn: str
     heard_text: str
@@ -494,6 +501,13 @@ class Dtmf:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """The telephone was put on hold, or taken back: `state` is "started" or "ended"."""
+
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallerSpeech:
     """`state` is "speaking" or "silent", since `at_ms` of the peer's media clock, if it has one.
 
@@ -587,12 +601,12 @@ FromBot = (
     | Record | Close | Invalid
 )
 FromMedia = (
-    MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | MediaBegun
-    | MediaLost | MediaMarksLost | Invalid
+    MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaHold | MediaFlow | MediaBuffered | MediaPlayback
+    | MediaBegun | MediaLost | MediaMarksLost | Invalid
 )
 ToBot = (
     Ready | Started | SentenceSpoken | WordsSpoken | MarkReached | Cleared | Paused | Resumed | TurnSent | Done | Pause
-    | Resume | WarningEvent | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | CallerSpeech | CallerSilent
+    | Resume | WarningEvent | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | Hold | CallerSpeech | CallerSilent
     | AnsweringMachineHeard | RecordingChanged | Hangup | InboundAudio
 )
 ToMedia = Frame | MediaMark | MediaClear | MediaTones

@@ -28,6 +28,7 @@ from telephony_tts.wire.messages import (
     Invalid,
     MediaAudio,
     MediaDtmf,
+    MediaHold,
     MediaMark,
     MediaStart,
     MediaStop,
@@ -36,7 +37,8 @@ from telephony_tts.wire.messages import (
 )
 from telephony_tts.wire.query import CODECS, MAX_LEAD_MS, PTIMES_MS, RATES_HZ
 
-TYPES = ("start", "mark", "dtmf", "stop")
+TYPES = ("start", "mark", "dtmf", "hold", "stop")
+HOLD_STATES = ("started", "ended")
 DIGITS = "0123456789*#ABCD"
 MAX_PARAMETERS = 64
 MAX_PARAMETER_CHARS = 1024
@@ -92,6 +94,9 @@ class NativeMediaCodec:
             return MediaMark(require("name", name, f"a string of 1 to {MAX_MARK_CHARS} characters"))
         if event == "dtmf":
             return MediaDtmf(require("digit", f.choice("digit", DIGITS), f"one of {DIGITS}"))
+        if event == "hold":
+            state = require("state", f.choice("state", HOLD_STATES), f"one of {', '.join(HOLD_STATES)}")
+            return MediaHold(state == "started")
         return MediaStop(f.name("reason") or "hangup")
 
     def _start(self, f: Fields) -> MediaStart:

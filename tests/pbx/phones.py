@@ -29,14 +29,14 @@ _SCENARIOS = Path(__file__).resolve().parent / "sipp_scenarios"
 _ENCODINGS = {"ulaw": "PCMU", "alaw": "PCMA", "g722": "G722"}
 _REFUSALS = (400, 401, 403, 404, 408, 480, 481, 484, 486, 487, 488, 500, 501, 502, 503, 504, 600, 603)
 
-_INFO = """\
-INFO sip:phone@127.0.0.1:{port} SIP/2.0\r
+_TOLD = """\
+{method} sip:phone@127.0.0.1:{port} SIP/2.0\r
 Via: SIP/2.0/UDP 127.0.0.1:{own_port};branch=z9hG4bK{own_port}\r
 From: <sip:test@127.0.0.1>;tag=test\r
 To: <sip:phone@127.0.0.1:{port}>\r
 Call-ID: {call_id}\r
-CSeq: 1000 INFO\r
-Content-Length: 0\r
+CSeq: 1000 {method}\r
+{headers}Content-Length: 0\r
 \r
 """
 
@@ -58,6 +58,7 @@ class Phone:
         self._sip_port = sip_port
         self._call_id: str | None = None
         self._hanging_up = False
+        self._cseq = self._agreed = 1
 
     def wait_answered(self, within_s: float = TIMEOUT_S) -> None:
         """Wait for the answer. Raises PeerFailed, also if the call was refused."""
@@ -87,11 +88,38 @@ class Phone:
             return
         self._hanging_up = True
         self.rtp.stop()
+        self._tell("INFO")
+
+    def hold(self, direction: str = "sendonly") -> None:
+        """Put the call on hold by a re-INVITE, and send nothing."""
+        self.rtp.pause()
+        self._ask(Direction=direction)
+
+    def unhold(self) -> None:
+        """Take the call back."""
+        self._ask(Direction="sendrecv")
+        self.rtp.go_on()
+
+    def transfer(self, extension: str) -> None:
+        """Transfer the other side to an extension of its own, without asking there first."""
+        self._ask(Transfer=extension)
+
+    def _ask(self, **what: str) -> None:
+        """Have sipp send a request in the call, and wait until the other side has agreed."""
+        self._cseq += 1
+        self._tell("MESSAGE", **what, CSeq=str(self._cseq))
+        wait_until(lambda: self._agreed == self._cseq or self._over(), "the other side agrees", TIMEOUT_S)
+
+    def _tell(self, method: str, **headers: str) -> None:
+        """Tell sipp, in the name of nobody, what this phone does next."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as messenger:
             messenger.bind(("127.0.0.1", 0))
-            own_port = messenger.getsockname()[1]
-            info = _INFO.format(port=self._sip_port, own_port=own_port, call_id=self._call_id)
-            messenger.sendto(info.encode(), ("127.0.0.1", self._sip_port))
+            lines = "".join(f"X-{name}: {value}\r\n" for name, value in headers.items())
+            told = _TOLD.format(
+                method=method, headers=lines, port=self._sip_port, own_port=messenger.getsockname()[1],
+                call_id=self._call_id,
+            )  # fmt: skip
+            messenger.sendto(told.encode(), ("127.0.0.1", self._sip_port))
 
     def _over(self) -> bool:
         return self.ended_ns is not None or self.failed is not None
@@ -104,6 +132,9 @@ class Phone:
     def _answered(self, port: str) -> None:
         self.answered_ns = time.monotonic_ns()
         self.rtp.start(int(port), silent=self._silent)
+
+    def _agreed_to(self, cseq: str) -> None:
+        self._agreed = int(cseq)
 
     def _refused(self, code: str) -> None:
         self.refused = int(code)
@@ -232,7 +263,7 @@ class _Ear:
         for line in lines:
             what, _, rest = line.strip().partition(" ")
             number, _, value = rest.partition(" ")
-            if what in ("invited", "answered", "refused", "ended"):
+            if what in ("invited", "answered", "agreed_to", "refused", "ended"):
                 getattr(self._phones[int(number) - 1], f"_{what}")(value.strip())
 
     def errors(self) -> str:
@@ -253,7 +284,13 @@ def _filled(scenario: str, codec: str, values: dict[str, str]) -> str:
         f'<action><log message="refused [call_number] {code}"/></action></recv>'
         for code in _REFUSALS
     ]
-    filled = {"SDP": "\n      ".join(description), "REFUSALS": "\n  ".join(refusals), **values}
+    changed = [
+        line.replace("phone 1 1", "phone 1 [$number]").replace("sendrecv", "[$direction]") for line in description
+    ]
+    filled = {
+        "SDP": "\n      ".join(description), "CHANGED_SDP": "\n      ".join(changed),
+        "REFUSALS": "\n  ".join(refusals), **values,
+    }  # fmt: skip
     for name, value in filled.items():
         scenario = scenario.replace(f"@{name}@", value)
     return scenario

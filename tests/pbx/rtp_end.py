@@ -171,7 +171,7 @@ class RtpEnd:
         self._exchange = exchange
         self._socket = _even_port_socket()
         self._remote: tuple[str, int] | None = None
-        self._silent = False
+        self._silent = self._was_silent = False
         self._queue: deque[bytes | _Event] = deque()
         self._sequence = random.getrandbits(16)
         self._timestamp = random.getrandbits(32)
@@ -204,6 +204,15 @@ class RtpEnd:
             self._silent = silent
             self.due_ns = time.monotonic_ns()
         self._exchange.wake()
+
+    def pause(self) -> None:
+        """Send nothing until `go_on`, not even silence."""
+        with self._exchange.lock:
+            self._was_silent, self._silent = self._silent, True
+
+    def go_on(self) -> None:
+        with self._exchange.lock:
+            self._silent = self._was_silent
 
     def stop(self) -> None:
         """Stop sending."""

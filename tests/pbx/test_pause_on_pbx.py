@@ -201,3 +201,30 @@ def test_a_callers_quick_word_only_pauses_the_speech(
     assert abs(paused["heard_ms"] - (end - begin) // 8) <= 60
     assert resumed["from_ms"] == boundary_ms(paused["heard_ms"]) and resumed["from_ms"] <= (end - begin) // 8
     compare(heard.pcm[again:last], said[resumed["from_ms"] * 8 :][FRAME:-FRAME]).require()
+
+
+@pytest.mark.parametrize("way", ["chan_websocket", "audiosocket"], indirect=True)
+def test_behind_a_jitter_buffer_the_speech_goes_on_too(
+    pbx: Asterisk, media: RtpExchange, way: tuple[SpeakingServer, str]
+) -> None:
+    """The telephone sends nothing behind the caller's word. Then chan_websocket sends messages without audio."""
+    server, extension = way
+    word = quick_word()
+    how = {"barge_in": "on", "barge_in_action": "pause", "min_speech_ms": 160, "hold_off_ms": 0}
+    with calling(media, pbx.sip_port, f"jitter-{extension}", silent=True) as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call(), **how, resume_after_ms=700) as bot:
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.event("started")
+            time.sleep(1.0)
+            phone.rtp.say(encode_ulaw(word[:-3200]))
+            phone.wait_said()
+            bot.event("paused")
+            bot.event("caller", state="silent", within_s=2)
+            bot.event("resumed", within_s=2)
+            bot.event("done")
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")

@@ -235,6 +235,23 @@ def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
     play(act)
 
 
+def test_an_xoff_that_is_taken_after_the_leg_has_left_starts_no_timer() -> None:
+    """Asterisk sent it before the call began, and hung up meanwhile."""
+
+    async def act() -> None:
+        line = AsteriskLine()
+        line.leg.call = None
+        line.hears("MEDIA_XOFF")
+        line.leaves()
+        await asyncio.sleep(0)
+        (waiting,) = line.leg._waiting
+        line.leg.take(cast(Call, line), waiting)
+        await at(10_000)
+        assert line.sent == []
+
+    play(act)
+
+
 def test_a_missing_answer_to_a_clear_does_not_cut_later_speech(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -16,6 +16,7 @@ from telephony_tts.wire.messages import (
     MediaAudio,
     MediaClear,
     MediaDtmf,
+    MediaHold,
     MediaMark,
     MediaStart,
     MediaStop,
@@ -94,6 +95,11 @@ def test_marks_digits_and_the_end(want_audio: bool) -> None:
     assert codec.decode(b'{"type":"dtmf","digit":"#"}', want_audio) == MediaDtmf("#")
     assert codec.decode(b'{"type":"stop"}', want_audio) == MediaStop("hangup")
     assert codec.decode(b'{"type":"stop","reason":"busy"}', want_audio) == MediaStop("busy")
+    assert codec.decode(b'{"type":"hold","state":"started"}', want_audio) == MediaHold(True)
+    assert codec.decode(b'{"type":"hold","state":"ended"}', want_audio) == MediaHold(False)
+    for bad in (b'{"type":"hold"}', b'{"type":"hold","state":true}', b'{"type":"hold","state":"off"}'):
+        assert isinstance(codec.decode(bad, want_audio), Invalid)
+    assert isinstance(told(NativeMediaCodec(), type="hold", state="started"), Invalid), "it came before start"
     for bad in (b'{"type":"dtmf","digit":"55"}', b'{"type":"dtmf","digit":["5"]}', b'{"type":"mark"}', b'{"type":7}'):
         assert isinstance(codec.decode(bad, want_audio), Invalid)
 
@@ -123,11 +129,11 @@ JSON = st.recursive(
 )
 
 
-FIELDS = ["call", "stream", "codec", "rate_hz", "ptime_ms", "lead_ms", "parameters", "name", "digit", "reason"]
+FIELDS = ["call", "stream", "codec", "rate_hz", "ptime_ms", "lead_ms", "parameters", "name", "digit", "state", "reason"]
 
 
 @pytest.mark.slow
-@given(st.sampled_from(["start", "mark", "dtmf", "stop"]), st.dictionaries(st.sampled_from(FIELDS), JSON))
+@given(st.sampled_from(["start", "mark", "dtmf", "hold", "stop"]), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_no_field_of_any_kind_raises(kind: str, fields: dict[str, Any]) -> None:
     for leg in (NativeMediaCodec(), started()):
         assert isinstance(told(leg, type=kind, **fields), FromMedia)

@@ -285,6 +285,8 @@ def test_native_media_examples_are_read_and_written() -> None:
         messages.MediaStart("c1", "s1", "pcm", 16000, parameters, ptime_ms=20, lead_ms=40),
         MediaMark("1.1"),
         messages.MediaDtmf("5"),
+        messages.MediaHold(True),
+        messages.MediaHold(False),
         messages.MediaStop("hangup"),
     ]
     assert codec.sends_dtmf

@@ -366,6 +366,7 @@ MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
                 b"\0" + bytes(160),
                 {"type": "mark", "name": "m1"},
                 {"type": "dtmf", "digit": "5"},
+                {"type": "hold", "state": "started"},
                 {"type": "stop"},
             ),
         ),

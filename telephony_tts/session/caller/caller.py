@@ -100,9 +100,15 @@ class Caller:
         self._clock_ms: int | None = None
         """The peer's media clock at the sample from which we count."""
         self._room_ms = 0.0
+        self._room_ns = 0
         self._hole_ms = 0
         """How long audio may be missing before that counts as silence."""
         self._heard_ns = 0
+        """When the last window was judged."""
+        self._voice_ns = 0
+        """When the last voice was heard."""
+        self._voice_clock_ms: int | None = None
+        """`_clock_ms` at that time."""
         self._sounding_ns: int | None = None
         """When we began to speak without a pause."""
         self._is_due = False
@@ -261,9 +267,9 @@ class Caller:
         before = self._state()
         self._note_our_speech(turns, now_ns)
         pcm = self._rest + self._transcoder.feed(audio.payload)
-        if audio.timestamp_ms is not None:
-            self._clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
         n_windows = len(pcm) // (2 * WINDOW_SAMPLES)
+        if audio.timestamp_ms is not None and n_windows:
+            self._clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
         samples = np.frombuffer(pcm, "<i2", n_windows * WINDOW_SAMPLES).astype(np.int16, copy=False)
         self._rest = pcm[n_windows * WINDOW_SAMPLES * 2 :]
         for n in range(n_windows):
@@ -289,8 +295,8 @@ class Caller:
         assert self._media is not None
         codec, rate_hz = self._media
         n_ms = len(audio.payload) * 1000 / (rate_hz * CODECS[codec].bytes_per_sample)
-        self._room_ms = min(_MOST_AT_ONCE_MS, self._room_ms + (now_ns - self._heard_ns) / _MS)
-        self._heard_ns = now_ns
+        self._room_ms = min(_MOST_AT_ONCE_MS, self._room_ms + (now_ns - self._room_ns) / _MS)
+        self._room_ns = now_ns
         if n_ms > self._room_ms:
             return False
         self._room_ms -= n_ms
@@ -301,9 +307,12 @@ class Caller:
         probability = 0.0 if self._model is None else self._probability(self._model, pcm)
         change = self._spurt.feed(probability, is_open, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
         self._n_heard += WINDOW_SAMPLES
+        self._heard_ns = now_ns
         self.machine.listen(pcm, is_open, self._spurt, self._n_heard * 1000 // RATE_HZ, self._clock_ms or 0)
-        if self._spurt.is_speaking and self._spurt.voice_end_ms * RATE_HZ // 1000 >= self._n_heard:
-            self.silence.restart(now_ns)
+        if self._spurt.voice_end_ms * RATE_HZ // 1000 >= self._n_heard:
+            self._voice_ns, self._voice_clock_ms = now_ns, self._clock_ms
+            if self._spurt.is_speaking:
+                self.silence.restart(now_ns)
         self._tell(change)
 
     def _probability(self, model: VoiceModel, pcm: Pcm) -> float:
@@ -366,7 +375,7 @@ class Caller:
             )
 
     def _on_clock(self, at_ms: int) -> int | None:
-        return None if self._clock_ms is None else max(0, self._clock_ms + at_ms)
+        return None if self._voice_clock_ms is None else max(0, self._voice_clock_ms + at_ms)
 
     @property
     def is_speaking(self) -> bool:
@@ -384,13 +393,19 @@ class Caller:
 
     def _heard_ms(self, now_ns: int) -> int:
         """How much of the caller was heard. Audio that does not come counts as silence."""
-        return self._n_heard * 1000 // RATE_HZ + max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
+        return self._n_heard * 1000 // RATE_HZ + max(0, self._missing_ms(now_ns) - self._hole_ms)
+
+    def _missing_ms(self, now_ns: int) -> int:
+        """How much of the caller's audio since the last voice has not come, by the clock. A peer may send messages
+        without audio, or less audio than time passes."""
+        n_came_ms = self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms
+        return max(0, (now_ns - self._voice_ns) // _MS - n_came_ms)
 
     def interrupts(self, now_ns: int) -> bool:
         """Whether the caller interrupts or pauses all turns now: once for each talk spurt, after the hold-off."""
         if not self._is_due or self._sounding_ns is None:
             return False
-        if self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms > _STILL_MS:
+        if self.quiet_ms(now_ns) > _STILL_MS:
             return False
         if now_ns < self._sounding_ns + self._spurt.settings.hold_off_ms * _MS:
             return False
@@ -415,9 +430,9 @@ class Caller:
         speech_ns = self._end_speech(now_ns)
         if not self.silence.after_ms or self._media is None or self._spurt.is_speaking:
             return speech_ns
-        if self._spurt.is_undecided and now_ns - self._heard_ns < _UNDECIDED_MS * _MS:
+        if self._spurt.is_undecided and (rest_ms := _UNDECIDED_MS - self._missing_ms(now_ns)) > 0:
             # The caller may have begun to speak.
-            return self._heard_ns + _UNDECIDED_MS * _MS
+            return now_ns + rest_ms * _MS
         return self.silence.poll(turns, now_ns)
 
     def _end_beep(self, now_ns: int) -> int | None:
@@ -441,5 +456,4 @@ class Caller:
         self._tell(change)
         if change is not None:
             return None
-        silent_at_ms = spurt.voice_end_ms + spurt.settings.silence_ms - self._n_heard * 1000 // RATE_HZ + self._hole_ms
-        return max(now_ns + _MS, self._heard_ns + silent_at_ms * _MS)
+        return max(now_ns + _MS, self._voice_ns + (spurt.settings.silence_ms + self._hole_ms) * _MS)

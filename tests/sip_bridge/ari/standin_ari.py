@@ -109,6 +109,17 @@ class StandinAri:
         self.channels[channel_id]["state"] = "Up"
         await self.event("StasisStart", channel_id, args=[])
 
+    async def transfer(self, channel_id: str, other: str) -> None:
+        """A blind transfer by the caller: another channel takes its place in the bridge, and rings."""
+        self._add(other, "Local/200@phones-00000000;1", "Down", "")
+        await self.event("StasisStart", other, args=[], replace_channel=self.channels[channel_id])
+        for ids in self.bridges.values():
+            ids[:] = [other if each == channel_id else each for each in ids]
+
+    async def state(self, channel_id: str, state: str) -> None:
+        self.channels[channel_id]["state"] = state
+        await self.event("ChannelStateChange", channel_id)
+
     async def event(self, kind: str, channel_id: str, **more: Any) -> None:
         channel = self.channels.get(channel_id, {"id": channel_id})
         await self.send({"type": kind, "application": APP, "channel": channel, **more})

@@ -130,6 +130,107 @@ def test_the_bots_tones_are_sent_by_asterisk_to_the_callers_channel() -> None:
     run(main)
 
 
+def holds(call: ServedCall) -> list[str]:
+    return [event["state"] for event in call.of("hold")]
+
+
+def test_the_server_is_told_of_each_hold_of_the_caller() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            for kind in ("ChannelHold", "ChannelUnhold", "ChannelHold", "ChannelHold", "ChannelUnhold"):
+                await asterisk.event(kind, "c-1")
+            await asterisk.event("ChannelHold", asterisk.media_of())
+            await asterisk.event("ChannelDtmfReceived", "c-1", digit="5")
+            await call.until(lambda: call.of("dtmf"), "what came behind it")
+            assert holds(call) == ["started", "ended"] * 2, "the media channel is no telephone"
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+def test_a_hold_before_the_server_has_joined_is_told_at_its_start() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.event("ChannelHold", "c-1")
+            call = await server.call("c-1")
+            await call.until(lambda: call.of("hold"), "the hold")
+            assert holds(call) == ["started"]
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+def test_a_hold_ends_for_the_server_when_nobody_can_tell_its_end() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            await asterisk.event("ChannelHold", "c-1")
+            await call.until(lambda: call.of("hold"), "the hold")
+            asterisk.cut()
+            await call.until(lambda: holds(call) == ["started", "ended"], "its end")
+            await until(lambda: asterisk.n_connections == 2, "the bridge is connected again")
+            await asterisk.event("ChannelHold", "c-1")
+            await call.until(lambda: holds(call)[2:] == ["started"], "the next hold")
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+@pytest.mark.parametrize("after_bot", ["continue", "hangup"])
+def test_a_transferred_call_goes_on_with_the_new_telephone(after_bot: str) -> None:
+    """A Local channel, which rings, takes the caller's place in the bridge. It is in no dialplan."""
+
+    async def main() -> None:
+        async with sides(ari__after_bot=after_bot) as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            (bridge,) = asterisk.bridges
+            await asterisk.transfer("c-1", "local-1")
+            await call.until(lambda: holds(call) == ["started"], "it rings")
+            await asterisk.event("ChannelHold", "c-1")  # of the old telephone, which is gone for us
+            await asterisk.event("ChannelUnhold", "c-1")
+            await asterisk.hang_up("c-1")
+            await asterisk.state("local-1", "Ringing")
+            await asterisk.event("ChannelDtmfReceived", "local-1", digit="5")
+            await call.until(lambda: call.of("dtmf"), "a digit of the new telephone")
+            assert holds(call) == ["started"] and call.closed is None
+            await asterisk.state("local-1", "Up")
+            await call.until(lambda: holds(call) == ["started", "ended"], "it has answered")
+            assert list(asterisk.bridges) == [bridge] and len(server.calls) == 1, "it is the same call"
+            await call.socket.close(1000)
+            await asterisk.empty()
+            assert "DELETE channels/local-1" in asterisk.asked
+            assert not [each for each in asterisk.asked if each.endswith("/continue")]
+
+    run(main)
+
+
+def test_a_transfer_to_a_telephone_that_does_not_answer_ends_the_call() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            await asterisk.transfer("c-1", "local-1")
+            await asterisk.hang_up("c-1")
+            await asterisk.hang_up("local-1", 19)
+            await call.gone()
+            assert call.of("stop") == [{"type": "stop", "reason": "hangup"}]
+            await asterisk.empty()
+
+    run(main)
+
+
 def test_clear_silences_within_a_frame() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, _):

@@ -37,6 +37,12 @@ def test_what_asterisk_sends_is_read() -> None:
     assert a.decode(RESPONSE.encode()) == a.AriAnswer("3", 404, {"message": "Channel not found"})
     assert a.decode(VARSET.encode()) is None
     assert a.decode(b'{"type":"ApplicationReplaced"}') == a.ApplicationReplaced()
+    for kind, state, is_on in (("Hold", "Up", True), ("Unhold", "Up", False), ("StateChange", "Ringing", True),
+                               ("StateChange", "Up", False)):  # fmt: skip
+        event = {"type": f"Channel{kind}", "channel": {"id": "x1", "state": state}}
+        assert a.decode(json.dumps(event).encode()) == a.AriHold("x1", is_on)
+    replaced = json.loads(STASIS_START) | {"replace_channel": {"id": "x1", "state": "Up"}}
+    assert a.decode(json.dumps(replaced).encode()) == a.ChannelEntered(channel, "x1")
 
 
 def test_requests_have_asterisks_form() -> None:
@@ -65,11 +71,12 @@ _JSON = st.recursive(
 @pytest.mark.slow
 @given(st.sampled_from([*a.EVENTS, "RESTResponse"]), st.fixed_dictionaries({}, optional={
     "channel": _JSON | st.fixed_dictionaries({"id": _JSON, "caller": _JSON, "dialplan": _JSON}), "digit": _JSON,
+    "replace_channel": _JSON | st.fixed_dictionaries({"id": _JSON}),
     "cause": _JSON, "request_id": _JSON, "status_code": _JSON, "message_body": _JSON,
 }))  # fmt: skip
 def test_no_fields_raise(kind: str, fields: dict[str, object]) -> None:
     read = a.decode(json.dumps({"type": kind, **fields}).encode())
-    assert isinstance(read, a.AriAnswer | a.ChannelEntered | a.ChannelLeft | a.AriDigit | a.BadAriMessage)
+    assert isinstance(read, a.AriAnswer | a.ChannelEvent | a.BadAriMessage)
 
 
 # ------------------------------------------------------------------------- leftovers

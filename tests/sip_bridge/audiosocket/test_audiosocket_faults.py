@@ -119,6 +119,21 @@ def test_bad_frames_in_a_call_are_skipped(caplog: pytest.LogCaptureFixture) -> N
     run(main)
 
 
+def test_frames_without_audio_never_end_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    """A jitter buffer in Asterisk makes one for each packet that is missing."""
+
+    async def main() -> None:
+        async with standin_server() as server, bridging(server.url) as rig, phone(rig.port) as up:
+            call = await server.call(up.name)
+            for _ in range(500):
+                up.send(0x10, b"")
+            await still_speaks(call, up, 2)
+        told = [record for record in caplog.records if record.message == "bad_input"]
+        assert len(told) == 1, "once a call"
+
+    run(main)
+
+
 # ------------------------------------------------------------- which addresses are allowed
 
 
