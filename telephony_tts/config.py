@@ -258,9 +258,9 @@ class EngineSettings:
             "hibari": None if self.hibari.workers else "hibari.workers: 0 leaves the engine out",
             "kokoro": None if self.kokoro.workers else "kokoro.workers: 0 leaves the engine out",
             "espeak": None if self.espeak.workers else "espeak.workers: 0 leaves the engine out",
-            "cosyvoice2": None if self.cosyvoice2.model else "cosyvoice2.model: no model directory is given",
-            "remote": None if self.remote.target else "remote.target: no address of an engine server is given",
-            "ray": None if self.ray.address else "ray.address: no Ray cluster is given, for example auto",
+            "cosyvoice2": None if self.cosyvoice2.model else "cosyvoice2.model: missing (a model directory)",
+            "remote": None if self.remote.target else "remote.target: missing (the address of an engine server)",
+            "ray": None if self.ray.address else "ray.address: missing (a Ray cluster, for example auto)",
         }.get(engine)
 
     def is_default_route(self, lang: str) -> bool:

@@ -26,7 +26,8 @@ ITALIAN = "Grazie per aver chiamato e buona giornata."
 
 def catalog(**settings: Any) -> Catalog:
     """Both engines that need no model, as in the server."""
-    settings = {"engines.routes": {}, **{name.replace("__", "."): value for name, value in settings.items()}}
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    settings = {"engines.routes": {}, "engines.kokoro.workers": 0, **given}
     made = app.build_catalog(config.load(None, settings, {}))
     assert [engine.name for engine in made.engines] == ["hibari", "espeak"]
     return made
