@@ -223,6 +223,7 @@ TABLE: dict[str, Row] = {
     "sip_bridge.ari.formats": row(not_stdlib=TASKS | IO),
     "sip_bridge.ari.leftovers": row(not_stdlib=TASKS | IO),
     "sip_bridge.rtp.codec": row("audio", "numpy", TASKS | IO),
+    "sip_bridge.rtp.concealment": row("audio", "numpy", TASKS | IO),
     "sip_bridge.rtp.packets": row("audio clock", not_stdlib=TASKS | IO),
     "sip_bridge.app": row("errors logs event_loop"),
     "sip_bridge.cli": row("errors cli_settings"),

@@ -12,17 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from telephony_tts.audio.g711 import (
-    ALAW_SILENCE,
-    ULAW_SILENCE,
-    Pcm,
-    decode_alaw,
-    decode_ulaw,
-    encode_alaw,
-    encode_ulaw,
-)
-from telephony_tts.audio.g722 import G722_SILENCE, G722Decoder, G722Encoder
+from telephony_tts.audio.g711 import Pcm, decode_alaw, decode_ulaw, encode_alaw, encode_ulaw
 from telephony_tts.audio.g722 import RATE_HZ as G722_RATE_HZ
+from telephony_tts.audio.g722 import G722Decoder, G722Encoder
 
 FORMATS = ("ulaw", "alaw", "g722")
 
@@ -32,8 +24,6 @@ class RtpCodec(Protocol):
 
     payload_type: int
     rate_hz: int
-    silence: bytes
-    """The byte that stands for missing audio."""
 
     def encode(self, pcm: bytes) -> bytes: ...
 
@@ -43,11 +33,8 @@ class RtpCodec(Protocol):
 class _G711Rtp:
     rate_hz = 8_000
 
-    def __init__(
-        self, payload_type: int, silence: bytes, encode: Callable[[Pcm], bytes], decode: Callable[[bytes], Pcm]
-    ) -> None:
+    def __init__(self, payload_type: int, encode: Callable[[Pcm], bytes], decode: Callable[[bytes], Pcm]) -> None:
         self.payload_type = payload_type
-        self.silence = silence
         self._encode = encode
         self._decode = decode
 
@@ -61,7 +48,6 @@ class _G711Rtp:
 class _G722Rtp:
     payload_type = 9
     rate_hz = G722_RATE_HZ
-    silence = G722_SILENCE
 
     def __init__(self) -> None:
         self._encoder = G722Encoder()
@@ -79,8 +65,8 @@ def rtp_codec(format: str) -> RtpCodec:
     if format == "g722":
         return _G722Rtp()
     if format == "alaw":
-        return _G711Rtp(8, ALAW_SILENCE, encode_alaw, decode_alaw)
-    return _G711Rtp(0, ULAW_SILENCE, encode_ulaw, decode_ulaw)
+        return _G711Rtp(8, encode_alaw, decode_alaw)
+    return _G711Rtp(0, encode_ulaw, decode_ulaw)
 
 
 def _samples(pcm: bytes) -> Pcm:

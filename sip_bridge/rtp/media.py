@@ -21,7 +21,8 @@ from sip_bridge.ari.config import AriConfig
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.peer_input import TOO_MANY_DIGITS
 from sip_bridge.rtp.codec import rtp_codec
-from sip_bridge.rtp.packets import TICKS_PER_MS, RtpReceiver, RtpSender
+from sip_bridge.rtp.concealment import Concealment
+from sip_bridge.rtp.packets import TICKS_PER_MS, RtpAudio, RtpReceiver, RtpSender
 from sip_bridge.speech.frame_timer import FrameTimer
 from sip_bridge.speech.pacer import FRAME_MS, Pacer
 from sip_bridge.speech.server_side import OnDigits, ServerSide
@@ -67,7 +68,8 @@ class RtpMedia:
         self._sender = RtpSender(
             secrets.randbits(16), secrets.randbits(32), secrets.randbits(32), codec.payload_type
         )
-        self._receiver = RtpReceiver(codec.payload_type, codec.silence)
+        self._receiver = RtpReceiver(codec.payload_type)
+        self._concealment = Concealment(codec.rate_hz)
 
     async def open(self, format: str = "ulaw") -> dict[str, str]:
         """Bind a UDP port; returns the query of channels/externalMedia. Raises OSError if no port is free.
@@ -182,9 +184,16 @@ class RtpMedia:
         self._send_caller_audio(self._receiver.feed(data, now_ns), now_ns)
         self._count_missed()
 
-    def _send_caller_audio(self, codes: bytes, now_ns: int) -> None:
-        if codes and self._server.has_joined:
-            self._server.send_audio(self._codec.decode(codes), now_ns)
+    def _send_caller_audio(self, audio: RtpAudio, now_ns: int) -> None:
+        if not audio or not self._server.has_joined:
+            return
+        pcm = b""
+        for each in audio:
+            if isinstance(each, int):
+                pcm += self._concealment.missing(each * self._codec.rate_hz // (1000 * TICKS_PER_MS))
+            else:
+                pcm += self._concealment.heard(self._codec.decode(each))
+        self._server.send_audio(pcm, now_ns)
 
     def _count_missed(self) -> None:
         receiver = self._receiver

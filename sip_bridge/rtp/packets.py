@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-from telephony_tts.audio.g711 import ULAW_SILENCE
 from telephony_tts.clock import NS_PER_MS
 
 ULAW = 0
@@ -21,7 +20,7 @@ _MAX_HELD = 3
 _HOLD_NS = 60 * NS_PER_MS
 """How many packets wait, and how long, for a missing packet that may still come."""
 _MAX_FILLED_BYTES = 1600
-"""Lost packets are replaced by at most 200 ms of silence, so that the speech keeps its timing."""
+"""Lost packets are replaced by at most 200 ms of audio, so that the speech keeps its timing."""
 _MAX_JUMP = 1000
 """A sequence number that jumps farther than this means that the sender has restarted."""
 _MAX_LATE_IN_A_ROW = 10
@@ -53,15 +52,18 @@ class RtpSender:
         self._timestamp += n_ticks
 
 
+RtpAudio = list[bytes | int]
+"""Encoded audio in order. A number stands for so many lost bytes."""
+
+
 class RtpReceiver:
     """Returns the audio in order. Late, lost, doubled and unreadable packets are counted.
 
-    Audio of another `payload_type` is unreadable. `silence` is the byte that stands for a lost one.
+    Audio of another `payload_type` is unreadable.
     """
 
-    def __init__(self, payload_type: int = ULAW, silence: bytes = ULAW_SILENCE) -> None:
+    def __init__(self, payload_type: int = ULAW) -> None:
         self._payload_type = payload_type
-        self._silence = silence
         self.n_lost = 0
         self.n_late = 0
         self.n_doubled = 0
@@ -71,29 +73,32 @@ class RtpReceiver:
         """The next sequence number to return, extended past 65535."""
         self._last_late = 0
         self._n_late_in_a_row = 0
-        self._held: dict[int, tuple[int, bytes]] = {}
+        self._held: dict[int, tuple[int, int, bytes]] = {}
+        """Arrival in ns, timestamp, and encoded audio."""
         self._frame_bytes = 160
+        self._expected: int | None = None
+        """The timestamp of the next audio. None behind a packet without audio, which may stand for any time."""
+        self._is_steady = False
+        """The last audio had the timestamp that was expected."""
 
-    def feed(self, data: bytes, now_ns: int) -> bytes:
-        """Take a packet; returns the encoded audio that is in order now."""
+    def feed(self, data: bytes, now_ns: int) -> RtpAudio:
+        """Take a packet; returns the audio that is in order now."""
         read = _read(data)
         if read is None:
             self.n_unreadable += 1
-            return b""
-        kind, sequence, ssrc, codes = read
+            return []
+        kind, sequence, timestamp, ssrc, codes = read
         if kind in _QUIET_TYPES:
             # Its sequence number is used up, as for a packet without audio.
             codes = b""
         elif kind != self._payload_type or not codes:
             self.n_unreadable += 1
-            return b""
-        else:
-            self._frame_bytes = len(codes)
-        given = b""
+            return []
+        given: RtpAudio = []
         step = _signed(sequence - self._next)
         if ssrc != self._ssrc or abs(step) > _MAX_JUMP:
             given = self._give(now_ns, all_of_it=True)
-            self._ssrc, self._next, step = ssrc, sequence, 0
+            self._ssrc, self._next, self._expected, step = ssrc, sequence, None, 0
         if step < 0:
             self.n_late += 1
             follows = self._n_late_in_a_row > 0 and _signed(sequence - self._last_late) == 1
@@ -102,42 +107,54 @@ class RtpReceiver:
             if self._n_late_in_a_row < _MAX_LATE_IN_A_ROW:
                 return given
             given += self._give(now_ns, all_of_it=True)
-            self._next, step = sequence, 0
+            self._next, self._expected, step = sequence, None, 0
         self._n_late_in_a_row = 0
         number = self._next + step
         if number in self._held:
             self.n_doubled += 1
             return given
-        self._held[number] = (now_ns, codes)
+        self._held[number] = (now_ns, timestamp, codes)
         return given + self._give(now_ns)
 
-    def due(self, now_ns: int) -> bytes:
+    def due(self, now_ns: int) -> RtpAudio:
         """The audio that has waited long enough for a missing packet before it."""
-        return self._give(now_ns) if self._held else b""
+        return self._give(now_ns) if self._held else []
 
-    def _give(self, now_ns: int, *, all_of_it: bool = False) -> bytes:
-        given = bytearray()
+    def _give(self, now_ns: int, *, all_of_it: bool = False) -> RtpAudio:
+        given: RtpAudio = []
         while self._held:
-            if self._next in self._held:
-                given += self._held.pop(self._next)[1]
-                self._next += 1
-                continue
-            first = min(self._held)
-            waited_ns = now_ns - self._held[first][0]
-            if not all_of_it and len(self._held) <= _MAX_HELD and waited_ns < _HOLD_NS:
-                break
+            first = self._next if self._next in self._held else min(self._held)
+            arrival_ns, timestamp, codes = self._held[first]
             n_missing = first - self._next
-            self.n_lost += n_missing
-            given += self._silence * min(n_missing * self._frame_bytes, _MAX_FILLED_BYTES)
-            self._next = first
-        return bytes(given)
+            waits = len(self._held) <= _MAX_HELD and now_ns - arrival_ns < _HOLD_NS
+            if n_missing and waits and not all_of_it:
+                break
+            del self._held[first]
+            self._next = first + 1
+            n_missing = n_missing or self._n_skipped(timestamp, codes)
+            if n_missing:
+                self.n_lost += n_missing
+                given.append(min(n_missing * self._frame_bytes, _MAX_FILLED_BYTES))
+            if codes:
+                given.append(codes)
+                self._frame_bytes = len(codes)
+            self._expected = timestamp + len(codes) if codes else None
+        return given
+
+    def _n_skipped(self, timestamp: int, codes: bytes) -> int:
+        """How many packets Asterisk did not get before this one. If it changes the codec it numbers its own packets
+        without a gap, and only the timestamps tell. A sender with a wrong clock is never steady."""
+        skipped = 0 if self._expected is None or not codes else _signed(timestamp - self._expected, 32)
+        was_steady, self._is_steady = self._is_steady, self._expected is not None and not skipped
+        n, rest = divmod(skipped, self._frame_bytes)
+        return n if was_steady and not rest and 0 < skipped <= _MAX_FILLED_BYTES else 0
 
 
-def _read(data: bytes) -> tuple[int, int, int, bytes] | None:
-    """(payload type, sequence number, source, payload) of a packet; None if it is not RTP."""
+def _read(data: bytes) -> tuple[int, int, int, int, bytes] | None:
+    """(payload type, sequence number, timestamp, source, payload) of a packet; None if it is not RTP."""
     if len(data) < _HEADER.size or data[0] >> 6 != 2:
         return None
-    first, second, sequence, _timestamp, ssrc = _HEADER.unpack_from(data)
+    first, second, sequence, timestamp, ssrc = _HEADER.unpack_from(data)
     start = _HEADER.size + 4 * (first & 0x0F)
     if first & 0x10:  # a header extension: the second half of its first word is the number of words that follow
         if len(data) < start + 4:
@@ -146,9 +163,10 @@ def _read(data: bytes) -> tuple[int, int, int, bytes] | None:
     end = len(data) - (data[-1] if first & 0x20 else 0)
     if start > end:
         return None
-    return second & 0x7F, sequence, ssrc, data[start:end]
+    return second & 0x7F, sequence, timestamp, ssrc, data[start:end]
 
 
-def _signed(number: int) -> int:
-    """The signed difference of two sequence numbers, which wrap at 16 bits."""
-    return (number + 0x8000) % 0x10000 - 0x8000
+def _signed(number: int, n_bits: int = 16) -> int:
+    """The signed difference of two counters that wrap: sequence numbers have 16 bits, timestamps 32."""
+    half = 1 << (n_bits - 1)
+    return (number + half) % (2 * half) - half

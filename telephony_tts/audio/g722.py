@@ -15,9 +15,6 @@ from telephony_tts.errors import FormatUnavailable, how_to_get
 
 RATE_HZ = 16_000
 
-G722_SILENCE = b"\xfd"
-"""Repeated, it decodes to a constant of about -56 dB, whatever was before it. No byte decodes to zero samples."""
-
 
 class G722Encoder:
     """Raises FormatUnavailable if PyAV is not installed."""

@@ -18,6 +18,8 @@ from telephony_tts.wire.messages import Configure, SendDtmf, WarningEvent
 _MS = 1_000_000
 _MOST_WAITING = 256
 """More requests of one call do not wait."""
+_LEAST_PLATFORM_MS = 100
+"""No platform is asked for a shorter tone: Asterisk makes one of this length, and FreeSWITCH 250 ms of 50."""
 _LONGEST_NS = 60_000_000_000
 """Tones that the platform sends by itself do not wait longer."""
 
@@ -34,8 +36,6 @@ class DtmfOut:
         self._out = out
         self._sender = sender
         self._intake = intake
-        self.busy_until_ns = 0
-        """When the tones that the platform sends by itself are over."""
         self.platform_can = False
         """The media leg has a message for tones."""
 
@@ -49,15 +49,16 @@ class DtmfOut:
             self._intake.warn("dtmf_not_supported", f"the tones were not sent to the telephone side: {why}")
             return
         by_message = self.platform_can and self._by != "tones"
-        digits = Digits(message.digits, rate_hz, self._settings.on_ms, self._settings.off_ms, by_message)
+        on_ms = max(self._settings.on_ms, by_message * _LEAST_PLATFORM_MS)
+        digits = Digits(message.digits, rate_hz, on_ms, self._settings.off_ms, by_message)
         if by_message and not self._turns and not self._sender.is_held:
-            if self.busy_until_ns - now_ns > _LONGEST_NS:
+            if self._sender.busy_until_ns - now_ns > _LONGEST_NS:
                 self._intake.warn("dtmf_cleared", f"too many tones wait; not sent: {message.digits}")
                 return
             self._out.append(digits.message)
             # A turn that comes meanwhile waits, and so does the end of the call.
-            self.busy_until_ns = max(self._sender.media_end_ns, now_ns) + digits.length_ms * _MS
-            self._sender.media_end_ns = self.busy_until_ns
+            end_ns = max(self._sender.media_end_ns, now_ns) + digits.length_ms * _MS
+            self._sender.busy_until_ns = self._sender.media_end_ns = end_ns
             return
         if sum(isinstance(insert, Digits) for turn in self._turns for insert in turn.inserts()) >= _MOST_WAITING:
             self._intake.warn("dtmf_cleared", f"{_MOST_WAITING} requests wait; not sent: {message.digits}")

@@ -60,6 +60,9 @@ class Sender:
         """How many marks the peer can have. The bot's marks beyond that are left to the clock."""
         self.media_end_ns = 0
         """When the last turn that was fully sent has been heard."""
+        self.busy_until_ns = 0
+        """When the tones that the platform sends by itself are over. It has no audio of ours then, and would play what
+        comes ahead of time at once."""
         self.listeners: list[PlayoutListener] = []
         self.tells_sent = False
         """`TurnSent` follows the last frame of each turn, also of turns that are not separate."""
@@ -183,8 +186,9 @@ class Sender:
                 if not encoder.n_ready_frames:
                     self._sent_all(turn)
                     return True
-            if t0_ns - playout.first_lead_ns > now_ns:
-                self.next_ns = t0_ns - playout.first_lead_ns
+            send_ns = max(t0_ns - playout.first_lead_ns, self.busy_until_ns)
+            if send_ns > now_ns:
+                self.next_ns = send_ns
                 return False
             self._begin(turn, t0_ns, now_ns)
         while True:

@@ -628,8 +628,8 @@ class Session:
             if at_ns is not None:
                 wake.append(at_ns)
         if not self.turns and not self.finished:
-            if self._intake.closing and now_ns < self._dtmf.busy_until_ns:
-                wake.append(self._dtmf.busy_until_ns)
+            if self._intake.closing and now_ns < self._sender.busy_until_ns:
+                wake.append(self._sender.busy_until_ns)
             elif self._intake.closing:
                 self._finish(*self._close_code)
             elif self.settings.limits.idle_s:

@@ -110,11 +110,12 @@ class DtmfSettings:
     """The section `dtmf`: how the bot's tones get to the telephone.
 
     `by` "message" is the platform's own way, "tones" puts them into the audio, "auto" does that where the platform has
-    no message. Each tone lasts `on_ms`, with `off_ms` of silence behind it; receivers need 40 ms of both (Q.24).
+    no message. Each tone lasts `on_ms`, with `off_ms` of silence behind it. Receivers need 40 ms of both (Q.24), but
+    Asterisk misses one of many hundred tones that are shorter than 45 ms.
     """
 
     by: Annotated[str, OneOf(DTMF_WAYS)] = "auto"
-    on_ms: Annotated[int, Between(40, 500)] = 100
+    on_ms: Annotated[int, Between(50, 500)] = 100
     off_ms: Annotated[int, Between(40, 500)] = 100
 
 

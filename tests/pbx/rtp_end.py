@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.audio.g711 import ALAW_SILENCE, ULAW_SILENCE, Pcm, decode_alaw, decode_ulaw
-from telephony_tts.audio.g722 import G722_SILENCE, G722Decoder
+from telephony_tts.audio.g722 import G722Decoder
 
 RATE_HZ = 8000
 """The RTP clock, and bytes per second, of every codec here; also of G.722, whose samples are at 16 kHz."""
@@ -33,7 +33,8 @@ PAYLOAD_TYPES = {"ulaw": 0, "alaw": 8, "g722": 9}
 SAMPLES_PER_BYTE = {"ulaw": 1, "alaw": 1, "g722": 2}
 DTMF_PAYLOAD_TYPE = 101
 """The payload type for telephone events that the phones offer and Asterisk accepts."""
-_SILENCE = {"ulaw": ULAW_SILENCE, "alaw": ALAW_SILENCE, "g722": G722_SILENCE}
+_SILENCE = {"ulaw": ULAW_SILENCE, "alaw": ALAW_SILENCE, "g722": b"\xfd"}
+"""No byte of G.722 decodes to zero samples. This one, repeated, decodes to a constant of about -56 dB."""
 _DIGITS = "0123456789*#ABCD"
 
 _HEADER = struct.Struct("!BBHII")

@@ -38,7 +38,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.words import words
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import DtmfSettings, SessionSettings
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
@@ -190,9 +190,9 @@ class SpeakingServer:
                 bot.leave()
 
 
-def _settings(ahead_ms: int = 2000, **settings: Any) -> TransportSettings:
+def _settings(ahead_ms: int = 2000, dtmf: DtmfSettings | None = None, **settings: Any) -> TransportSettings:
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "call_claim_s": 10.0, **settings}
-    speech = SessionSettings(first_clause_chars=0, ahead_ms=ahead_ms)
+    speech = SessionSettings(first_clause_chars=0, ahead_ms=ahead_ms, dtmf=dtmf or DtmfSettings())
     return transport_settings(speech=speech, **how)
 
 
@@ -225,7 +225,7 @@ def speaking_server(
     rate_hz: int = RATE_HZ, recordings: RecordingSettings | None = None, **settings: Any
 ) -> Iterator[SpeakingServer]:
     """Run a server during the body. Afterwards it must have no call. `settings` are those of the transport, and
-    `ahead_ms` that of speech. The engine speaks at `rate_hz`."""
+    `ahead_ms` and `dtmf` those of speech. The engine speaks at `rate_hz`."""
     started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 

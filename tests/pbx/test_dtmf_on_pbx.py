@@ -17,6 +17,8 @@ from rtp_end import RtpExchange
 from speaking_server import MS_PER_CHAR, SpeakingServer, speaking_server, spoken
 from test_audiosocket import bridge
 
+from telephony_tts.session.settings import DtmfSettings
+
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 BEFORE, AFTER = "please hold the line for a moment.", "that was the number of my order."
@@ -104,6 +106,35 @@ def test_keys_over_ari_are_events_between_the_sentences(
     end_ms = compare(heard.pcm, spoken(BEFORE)).delay // 8 + len(BEFORE) * MS_PER_CHAR
     begin_ms = compare(heard.pcm, spoken(AFTER)).delay // 8
     assert (events[0] - first_ns) / 1e6 > end_ms - 60 and (events[-1] - first_ns) / 1e6 < begin_ms + 60
+
+
+@pytest.mark.parametrize("digits", ["1234", "123456789012"])
+@pytest.mark.parametrize("behind_speech", [False, True])
+def test_no_word_behind_keys_over_ari_is_lost(
+    pbx: Asterisk, media: RtpExchange, digits: str, behind_speech: bool
+) -> None:
+    """Asterisk sends no tone shorter than 100 ms, and drops audio while it sends one."""
+    with (
+        speaking_server(dtmf=DtmfSettings(on_ms=50, off_ms=40)) as server,
+        ari_bridge(pbx, server.port, media="rtp"),
+        calling(media, pbx.sip_port, "ari") as (phone,),
+    ):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            if behind_speech:
+                bot.say(BEFORE, "a")
+            bot.send(type="dtmf", digits=digits)
+            bot.say(AFTER, "b")
+            bot.event("done", turn="b")
+            hear_out(phone)
+            heard = phone.rtp.heard()
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    assert phone.rtp.digits() == digits
+    compare(heard.pcm, spoken(AFTER)).require()
 
 
 @pytest.mark.parametrize("server", ["chan_websocket"], indirect=True)

@@ -201,9 +201,36 @@ def test_a_platform_gets_tones_at_once_if_nothing_is_spoken_and_later_speech_wai
     assert line.of(m.MediaTones) == [m.MediaTones("12#", 100, 100)]
     line.say("One two.", "a")
     line.run(5000)
-    assert line.frames[0][0] >= 600 - 200, "the lead is ahead of the moment at which it is heard"
+    assert 700 <= line.frames[0][0] <= 720, "the peer has nothing to play and would play it at once"
     assert line.of(m.MediaTones) == [m.MediaTones("12#", 100, 100)]
     assert [done.turn for done in line.of(m.Done)] == ["a"], "the tones are no turn"
+
+
+@pytest.mark.parametrize("whole_sentences", [False, True])
+@pytest.mark.parametrize("lead_ms", [40, 200, 1000])
+@pytest.mark.parametrize(("on_ms", "off_ms"), [(50, 40), (60, 300), (250, 100)])
+def test_speech_waits_as_long_as_a_platform_takes_for_tones(
+    on_ms: int, off_ms: int, lead_ms: int, whole_sentences: bool
+) -> None:
+    """Asterisk and FreeSWITCH send no tone shorter than 100 ms, or make a far longer one of it."""
+    line = platform(on_ms=on_ms, off_ms=off_ms, lead_ms=lead_ms, whole_sentences=whole_sentences)
+    line.send(m.SendDtmf("1234"))
+    assert line.of(m.MediaTones) == [m.MediaTones("1234", max(on_ms, 100), off_ms)]
+    line.say("One two.", "a")
+    line.run(200)
+    line.send(m.SendDtmf("567"))
+    line.run(8000)
+    tones_ms = 4 * (max(on_ms, 100) + off_ms)
+    assert line.frames[0][0] >= tones_ms + 100
+    assert line.of(m.MediaTones)[1:] == [m.MediaTones("567", max(on_ms, 100), off_ms)]
+    assert line.of(m.Done)[-1].audio_ms == pytest.approx(3 * (max(on_ms, 100) + off_ms) + 100, abs=20)
+
+
+def test_our_own_tones_may_be_shorter_than_those_of_a_platform() -> None:
+    line = platform("tones", on_ms=50, off_ms=40)
+    line.send(m.SendDtmf("12"))
+    line.run(1000)
+    assert digits(line) == "12" and [key.on_ms for key in keys(line)] == pytest.approx([50, 50], abs=5)
 
 
 def test_a_platform_gets_tones_when_the_speech_before_them_was_heard() -> None:

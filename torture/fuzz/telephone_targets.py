@@ -44,7 +44,8 @@ def read_rtp(data: bytes) -> None:
     while at + 2 <= len(data):
         n = int.from_bytes(data[at : at + 2], "big") % 2_048
         given = receiver.feed(data[at + 2 : at + 2 + n], now_ns) + receiver.due(now_ns)
-        assert len(given) <= _MOST_FILLED_BYTES, f"{len(given)} bytes of audio from one packet"
+        n_bytes = sum(each if isinstance(each, int) else len(each) for each in given)
+        assert n_bytes <= _MOST_FILLED_BYTES, f"{n_bytes} bytes of audio from one packet"
         assert len(receiver._held) <= 5, "packets are kept that nobody waits for"
         at, now_ns = at + 2 + n, now_ns + 20_000_000
 

@@ -25,8 +25,12 @@ async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinSe
             yield asterisk, server, rig
 
 
-def packet(number: int, codes: bytes, kind: int = 0, ssrc: int = 7, first: int = 0x80) -> bytes:
-    return HEADER.pack(first, kind, number & 0xFFFF, number * 160 & 0xFFFFFFFF, ssrc) + codes
+def packet(
+    number: int, codes: bytes, kind: int = 0, ssrc: int = 7, first: int = 0x80, at: int | None = None
+) -> bytes:
+    """`at` is the timestamp. It is that of a packet every 20 ms if it is not given."""
+    at = number * 160 if at is None else at
+    return HEADER.pack(first, kind, number & 0xFFFF, at & 0xFFFFFFFF, ssrc) + codes
 
 
 def sound(frames: list[bytes]) -> bytes:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 
+import numpy as np
 import pytest
 from ari_rig import HEADER, packet, sides, sound, ulaw
 from bridge_rig import EndReasons, get, noise, run, until
+from dtmf_reader import heard_keys
 from standin_ari import StandinAri
 from standin_server import ServedCall
 
 from sip_bridge import metrics
+from telephony_tts.audio.dtmf import tones
+from telephony_tts.audio.g711 import encode_ulaw
 
 pytestmark = pytest.mark.timed
 
@@ -82,6 +86,34 @@ def test_auto_asks_for_the_telephones_codec(codecs: str | None, format: str, rat
             for n in range(5):
                 port.transport.sendto(packet(n, bytes(160), kind=kind), asterisk.bridge_ports[media])
             await call.until(lambda: len(call.audio) == 5 * rate_hz // 25, "the caller is heard")
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+@pytest.mark.parametrize("numbered", ["by the telephone", "by Asterisk"])
+def test_a_key_in_the_audio_is_one_key_for_the_server_if_a_packet_is_lost(numbered: str) -> None:
+    """Asterisk passes a telephone's numbers on. If it changes the codec, its own numbers have no gap."""
+    tone = next(tones("5", 8000, 100, 100))
+    wave = np.concatenate((np.zeros(800, np.int16), tone, np.zeros(640, np.int16)))
+    codes, lost = encode_ulaw(wave), 7
+
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call, media = await server.call("c-1"), asterisk.media_of()
+            port = asterisk.ports[media]
+            for n in range(len(codes) // 160):
+                if n != lost:
+                    number = n - (numbered == "by Asterisk" and n > lost)
+                    each = packet(number, codes[160 * n : 160 * n + 160], at=160 * n)
+                    port.transport.sendto(each, asterisk.bridge_ports[media])
+                    await asyncio.sleep(0.02)
+            await call.until(lambda: len(call.audio) == 2 * len(codes), "all of the caller's time")
+            (key,) = heard_keys(np.frombuffer(bytes(call.audio), "<i2").astype(np.int16))
+            assert key.digit == "5" and key.on_ms == pytest.approx(100, abs=5)
             await asterisk.hang_up("c-1")
             await asterisk.empty()
 
