@@ -258,7 +258,6 @@ async def _connect(server: TtsServerConfig, within_s: float) -> DialledConnectio
         max_size=_MAX_MESSAGE_BYTES,
         open_timeout=within_s,
         ping_interval=server.ping_interval_s,
-        ping_timeout=server.ping_interval_s,
         close_timeout=_CLOSE_TIMEOUT_S,
     )
     assert isinstance(connection, DialledConnection)

@@ -151,7 +151,6 @@ async def connect_ari(ari: AriConfig) -> tuple[AriConnection, str]:
             max_size=_MAX_MESSAGE_BYTES,
             open_timeout=ari.request_timeout_s,
             ping_interval=_PING_S,
-            ping_timeout=_PING_S,
             close_timeout=_CLOSE_TIMEOUT_S,
         )
     except InvalidStatus as error:

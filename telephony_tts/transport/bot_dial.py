@@ -32,6 +32,7 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
         call.session.new_bot(settings.speech.limits)  # another may have joined while this one was dialled, and left
         connection.log = call.log
         connection.watch_slow_reader(settings.server.slow_reader_s)
+        call.keep_unread(connection)
         call.join_bot(connection, codec.encode, ready(call))
         call.receive(m.Configure(inbound=settings.bot.inbound))
         received = metrics.RECEIVED_BYTES.labels(leg="bot")

@@ -31,6 +31,7 @@ from telephony_tts.session.sender import PlayoutListener
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call_catalog import CallCatalog
+from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.turn_traces import Tracing
 from telephony_tts.transport.utterance_run import UtteranceRun
@@ -297,6 +298,15 @@ class Call:
     def tell_bot(self, event: m.ToBot) -> None:
         """Send the bot an event that does not come from the session."""
         self._to_bot(event)
+
+    def keep_unread(self, connection: DirectConnection) -> None:
+        """Let the bot's connection live without being read, as long as no audio goes there."""
+        connection.tolerate_unread(lambda: self.session.inbound.form == "none", self._tell_dropped)
+
+    def _tell_dropped(self, n_events: int) -> None:
+        """The bot reads again, and `n_events` were not sent to it meanwhile."""
+        text = f"{n_events} events were dropped while the bot did not read; `status` names the turns that are not over"
+        self._to_bot(m.WarningEvent("events_lost", text, lost_events=n_events))
 
     def bot_left(self, leg: Leg, reason: str, *, back_within_s: float = 0) -> None:
         """The bot's socket is gone. Speech stops, and the call ends, unless the bot may come back within

@@ -42,6 +42,10 @@ _TURN_NS = 2 * NS_PER_MS
 _MAX_UNSENT_BYTES = 1 << 20
 """A peer that leaves this much unread is not reading at all."""
 
+_MAX_UNREAD_BYTES = _MAX_UNSENT_BYTES - 65_536
+"""With more than this unsent, messages are dropped for a peer that need not read. The rest is for answers to its
+pings."""
+
 _MAX_KERNEL_UNSENT_BYTES = 16_384
 """How much the kernel may hold that is not on the network yet. Its default is megabytes: no `clear` could reach that
 audio any more, and a peer that does not read would be noticed only after minutes."""
@@ -76,6 +80,12 @@ class DirectConnection(Connection):
         self._fragments: list[bytes] = []
         self._fragments_are_text = False
         self._held: deque[bytes] = deque()
+        self._heard_s = self.loop.time()
+        """When the last bytes came from the peer."""
+        self._need_not_read: Callable[[], bool] = _never
+        self._on_dropped: Callable[[int], None] | None = None
+        self._n_dropped = 0
+        """How many messages were dropped since the peer last read."""
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
         self.max_unsent_bytes = _MAX_UNSENT_BYTES
@@ -98,8 +108,13 @@ class DirectConnection(Connection):
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message without waiting. Does nothing on a closing connection."""
+        is_full = self.paused and self._unsent_bytes + len(payload) > _MAX_UNREAD_BYTES
+        if self._n_dropped or (is_full and self._need_not_read()):
+            if not self._n_dropped:
+                self.log.warning("events_dropped", unsent_bytes=self._unsent_bytes)
+            self._n_dropped += 1
         # After a reset the connection counts as open until the next round of the loop, and asyncio warns of each write.
-        if not self.transport.is_closing():
+        elif not self.transport.is_closing():
             broadcast((self,), payload, text=is_text)
 
     def end(self, code: int, reason: str) -> None:
@@ -113,12 +128,28 @@ class DirectConnection(Connection):
         self.send_data()
 
     def watch_slow_reader(self, seconds: float) -> None:
-        """Drop the peer if sent data stays unread for this long: its audio would stay late."""
+        """Close the connection if sent data stays unread for this long: the peer's audio would stay late."""
         self._slow_s = seconds
 
+    def tolerate_unread(self, need_not_read: Callable[[], bool], on_dropped: Callable[[int], None]) -> None:
+        """Keep a peer that does not read, as long as `need_not_read`. Messages beyond a bound are dropped. When the
+        peer has read the others, `on_dropped` gets the number of those that it misses, before anything else is sent."""
+        self._need_not_read, self._on_dropped = need_not_read, on_dropped
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
     def _drop_slow_reader(self) -> None:
-        self.log.warning("slow_reader", unsent_bytes=self.transport.get_write_buffer_size(), for_s=self._slow_s)
-        self.transport.abort()
+        if not self._need_not_read():
+            self.log.warning("slow_reader", unsent_bytes=self._unsent_bytes, for_s=self._slow_s)
+            self.end(1008, f"read from the socket: what was sent was not read for {self._slow_s:g} s")
+            self._slow_timer = self.loop.call_later(self.close_timeout or 0, self.transport.abort)
+
+    def _tell_dropped(self) -> None:
+        n_dropped, self._n_dropped = self._n_dropped, 0
+        if n_dropped and self._on_dropped is not None:
+            self._on_dropped(n_dropped)
 
     def _stop_listening(self) -> None:
         self._on_message = _ignore
@@ -138,14 +169,31 @@ class DirectConnection(Connection):
 
     # ------------------------------------------------- called by websockets
 
+    async def keepalive(self) -> None:
+        """Ping the peer, and close the connection if nothing came between two pings. The library's own waits for room
+        in the socket, and counts pongs only. But many libraries answer pings only while their user reads."""
+        assert self.ping_interval is not None
+        pinged_s = 0.0
+        while True:
+            await asyncio.sleep(self.ping_interval)
+            if self.protocol.state is not OPEN:
+                return
+            if self._heard_s < pinged_s:
+                break
+            pinged_s = self.loop.time()
+            if not self.paused:
+                self.protocol.send_ping(b"ping")
+                self.send_data()
+        self.log.warning("unanswered_ping", for_s=self.ping_interval)
+        self.end(1011, f"read from the socket: a ping was not answered for {self.ping_interval:g} s")
+        await self.close()
+
     def send_data(self) -> None:
         """All data is written here: our messages, and the library's answers to pings."""
         super().send_data()
-        if self.paused and not self.transport.is_closing():
-            unsent_bytes = self.transport.get_write_buffer_size()
-            if unsent_bytes > self.max_unsent_bytes:
-                self.log.warning("reads_nothing", unsent_bytes=unsent_bytes)
-                self.transport.abort()
+        if self.paused and not self.transport.is_closing() and self._unsent_bytes > self.max_unsent_bytes:
+            self.log.warning("reads_nothing", unsent_bytes=self._unsent_bytes)
+            self.transport.abort()
 
     def process_event(self, event: Any) -> None:
         if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
@@ -172,12 +220,10 @@ class DirectConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
+        limit_unsent(transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self.loop.time()
         if len(data) <= _PIECE_BYTES and not self._held:
             super().data_received(data)
             if self.close_deadline is not None:
@@ -233,6 +279,8 @@ class DirectConnection(Connection):
             self._slow_timer = None
         if self._on_writable is not None:
             self._on_writable(True)
+        if self._n_dropped:
+            self.loop.call_soon(self._tell_dropped)
 
 
 class CallConnection(DirectConnection, ServerConnection):
@@ -353,6 +401,18 @@ class Dial(connect):
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
+
+
+def limit_unsent(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel hold little that is not on the network yet, so that the transport knows what a peer reads."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
+
+
+def _never() -> bool:
+    return False
 
 
 def _ignore(payload: bytes, is_text: bool) -> None:

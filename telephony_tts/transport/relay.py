@@ -7,11 +7,13 @@ this one copies what is decrypted to the other end, and the answers back.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable
 from typing import cast
 
 from telephony_tts import event_loop, logs
+from telephony_tts.transport.connection import limit_unsent
 
 _log = logs.get(__name__)
 _CLOSE_S = 2.0
@@ -23,14 +25,15 @@ _KERNEL_BYTES = 32_768
 class Relay:
     """One relayed connection. `over` is done when both its ends are closed.
 
-    An end that takes no data for `slow_s` is closed. The owner may drop a slow peer too, but its close is not seen here
-    while nothing is read from it.
+    An owner that takes no data for `slow_s` is closed. A peer that takes none is the owner's to close. That is not seen
+    while nothing is read from the owner, so it is looked for every `slow_s`.
     """
 
     def __init__(self, slow_s: float) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._peer, self._owner = _End(self._lost, slow_s), _End(self._lost, slow_s)
         self._peer.other, self._owner.other = self._owner, self._peer
+        self._peer.is_peer = True
 
     async def open(self, transport: asyncio.Transport) -> socket.socket:
         """Take over the transport of a TLS connection, which does not read now. Returns the socket for the owner of the
@@ -50,6 +53,8 @@ class Relay:
             transport.abort()
             raise
         self._peer.transport = transport
+        transport.set_write_buffer_limits(_KERNEL_BYTES)
+        limit_unsent(transport)
         transport.set_protocol(self._peer)
         transport.resume_reading()
         return theirs
@@ -71,6 +76,7 @@ class _End(asyncio.Protocol):
     def __init__(self, lost: Callable[[], None], slow_s: float) -> None:
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
+        self.is_peer = False
         self._lost = lost
         self._slow_s = slow_s
         self._timer: asyncio.TimerHandle | None = None
@@ -109,7 +115,9 @@ class _End(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(_CLOSE_S, self.transport.abort)
 
     def _drop_slow_reader(self) -> None:
-        if self.transport is not None:
+        if self.is_peer and (owner := self._open_other()) is not None and not _has_hung_up(owner):
+            self._timer = asyncio.get_running_loop().call_later(self._slow_s, self._drop_slow_reader)
+        elif self.transport is not None:
             unsent_bytes = self.transport.get_write_buffer_size()
             _log.warning("slow_reader", unsent_bytes=unsent_bytes, for_s=self._slow_s, why="its connection is relayed")
             self.transport.abort()
@@ -122,3 +130,10 @@ class _End(asyncio.Protocol):
     def _open_other(self) -> asyncio.Transport | None:
         transport = None if self.other is None else self.other.transport
         return None if transport is None or transport.is_closing() else transport
+
+
+def _has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the other end of a socket is closed, also if nothing is read from the socket."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))

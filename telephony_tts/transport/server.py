@@ -247,8 +247,7 @@ class Server:
     @property
     def _timing(self) -> dict[str, Any]:
         """How long a connection may be silent, and how long it may take to close."""
-        ping_s = self.settings.server.ping_interval_s
-        return {"ping_interval": ping_s, "ping_timeout": ping_s, "close_timeout": _CLOSE_TIMEOUT_S}
+        return {"ping_interval": self.settings.server.ping_interval_s, "close_timeout": _CLOSE_TIMEOUT_S}
 
     @property
     def _tls(self) -> dict[str, Any]:

@@ -102,7 +102,9 @@ async def serve_stream(
             metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
             call.receive(codec.decode(payload, is_text))
 
-        connection.listen(on_message, (lambda flag: None) if joins else call.writable)
+        if audio == "none":
+            call.keep_unread(connection)
+        connection.listen(on_message, (lambda flag: None) if audio == "none" else call.writable)
         await connection.left
     finally:
         call.bot_left(connection, f"closed with {connection.protocol.close_code or 'no code'}")

@@ -310,6 +310,7 @@ class VendorLeg:
         call.session.let_turns_give_way()
         if joins:
             call.on_frame = self._stand_in.frame
+            call.keep_unread(self._connection)
         else:
             call.join_media(self, self._encode_media, self._send_gathered)
         for wire in self._dialect.greeting():
@@ -385,6 +386,9 @@ class VendorLeg:
         """Send silence, and the characters, for frames that went to the media leg."""
         speech, options = self._call.session.settings, self._dialect.options
         ms = n_frames * speech.ptime_ms
+        if self._connection.paused:  # it is not read: less silence comes, and its characters with the next
+            self._n_samples[turn] = self._n_samples.get(turn, 0) + ms * speech.rate_hz // 1000
+            return
         silence = CODECS[options.codec].silence * (ms * options.rate_hz // 1000)
         self._send_audio(turn, silence, ms * speech.rate_hz // 1000)
 

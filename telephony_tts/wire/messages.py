@@ -446,6 +446,7 @@ class WarningEvent:
     code: str
     message: str
     turn: str | None = None
+    lost_events: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

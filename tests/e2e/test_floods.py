@@ -85,7 +85,7 @@ def test_a_reader_that_reads_nothing_is_dropped_and_its_speech_stops() -> None:
             await until(lambda: rig.engine.n_live or len(rig.server.registry) == 2, "its speech")
             await until(lambda: len(rig.server.registry) == 1, "a call whose peer reads nothing", 6)
             await peer.read_to_end()
-            assert b'"started"' in peer.data and b'"internal"' not in peer.data and peer.close_code is None
+            assert b'"started"' in peer.data and b'"internal"' not in peer.data and peer.close_code == 1008
 
     run(main)
 
@@ -123,7 +123,8 @@ def test_clear_reaches_the_audio_that_a_slow_reader_has_not_read() -> None:
 
 def test_memory_is_bounded_for_a_bot_that_asks_and_never_reads() -> None:
     async def main() -> None:
-        path = "/v1/stream?audio=none"
+        """With `audio=none` answers are dropped instead: test_bots_that_only_send.py."""
+        path = "/v1/stream"
         async with serving(slow_reader_s=60) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
             status = frame({"type": "status"}) * 500
             # The server reads at its own pace, and the kernel takes answers before the server has to hold any.

@@ -7,8 +7,11 @@ import json
 import os
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from socket import SO_RCVBUF, SOL_SOCKET, create_connection
 from typing import Any
 
 import pytest
@@ -17,6 +20,8 @@ from media_peer import START, Peer
 from rig import Bot, correlation, decoded, rendering, run, until
 from twilio_peer import TwilioPeer
 from websockets.asyncio.client import connect
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as connect_in_thread
 
 pytestmark = pytest.mark.timed
 
@@ -40,10 +45,14 @@ def server(short_of_module: Path) -> Iterator[FrontServer]:
         yield server
 
 
+def unchecked() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 def dialled(url: str, **how: Any) -> connect:
-    unchecked = ssl.create_default_context()
-    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-    return connect(url, ssl=unchecked, proxy=None, max_queue=None, compression=None, **how)
+    return connect(url, ssl=unchecked(), proxy=None, max_queue=None, compression=None, **how)
 
 
 def test_a_media_leg_with_tls_joins_the_bot_of_another_front(server: FrontServer) -> None:
@@ -103,6 +112,62 @@ def test_a_bot_with_tls_joins_the_call_of_another_front(server: FrontServer) -> 
         await bot.aclose()
 
     run(main)
+
+
+def test_a_relayed_bot_that_only_sends_stays(server: FrontServer) -> None:
+    """The call's owner decides. The relay would end a peer that reads nothing after a second."""
+
+    left = ExitStack()
+
+    def joined() -> ClientConnection:
+        own = create_connection(("127.0.0.1", server.port))
+        own.setsockopt(SOL_SOCKET, SO_RCVBUF, 32_768)  # otherwise the kernel takes megabytes for it
+        how = {"ping_interval": None, "close_timeout": 0.1, "compression": None}
+        return left.enter_context(connect_in_thread(server.url(call="c3"), sock=own, ssl=unchecked(), **how))
+
+    async def main() -> None:
+        peer = Peer(await dialled(server.url("/media/native")))
+        await peer.tell({**START, "call": "c3"})
+        await until(lambda: server.owner("c3") is not None, "the call")
+        owner = server.owner("c3")
+        assert owner is not None
+        with server.stopped(owner):
+            joining = asyncio.ensure_future(asyncio.to_thread(joined))
+            await asyncio.sleep(0.3)
+        bot = await joining
+
+        def ask() -> None:
+            """Ask for 3.5 MB of answers."""
+            for n in range(24_000):
+                bot.send(json.dumps({"type": "ping", "id": "x" * 120}))
+                if n % 150 == 0:
+                    time.sleep(0.03)
+
+        def read_to_warning() -> dict[str, Any]:
+            while (event := json.loads(bot.recv(8)))["type"] != "warning":
+                pass
+            return dict(event)
+
+        try:
+            await asyncio.to_thread(ask)
+            await asyncio.to_thread(bot.send, json.dumps({"type": "say", "text": SENTENCE}))
+            wanted = rendering([SENTENCE])
+            await until(lambda: len(peer.frames) >= len(wanted) // 160, "the speech")
+            assert correlation(decoded(peer.frames), wanted) > 0.98
+            warning = await asyncio.to_thread(read_to_warning)
+            assert warning["code"] == "events_lost" and warning["lost_events"] > 0
+            # The relay ends when the owner ends the connection, though the relay reads nothing of that.
+            await asyncio.to_thread(ask)
+            pid = server.pids[server.other(owner)]
+            n_before = _n_connections(pid)
+            await peer.socket.close()
+            await until(lambda: _n_connections(pid) < n_before, "the relay is over", 10)
+        finally:
+            bot.socket.close()
+            await asyncio.to_thread(left.close)
+            await peer.socket.close()
+
+    run(main, within_s=60)
 
 
 def test_a_relayed_page_is_judged_by_the_address_it_came_to(server: FrontServer) -> None:
