@@ -31,6 +31,7 @@ ENDS = (
     "media_failed",
     "not_answered",
     "refused",
+    "taken",
     "drain",
     "failed",
 )
@@ -42,6 +43,7 @@ ENDS = (
 - queue_overflow: the server sent far more speech than was played.
 - asterisk_lost, asterisk_refused, media_failed, not_answered: with ARI, Asterisk was lost, refused a request, did not
   reach the server with its media, or an outgoing call was not answered.
+- taken: another bridge took the FreeSWITCH call from this one, which did not answer.
 - refused: the bridge had no room. drain, failed: the bridge stopped, or had a fault.
 """
 

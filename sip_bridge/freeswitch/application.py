@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from itertools import count
 
 from sip_bridge import metrics
 from sip_bridge.freeswitch import speech_files
@@ -17,6 +19,7 @@ from sip_bridge.freeswitch.call import FreeSwitchCall
 from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_esl
 from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
+from sip_bridge.freeswitch.ownership import ANSWER_S, BRIDGE_EVENT, Ownership
 from sip_bridge.reconnect import keep_connected
 from telephony_tts import logs
 from telephony_tts.clock import unix_s
@@ -26,6 +29,9 @@ _LEFTOVER_S = 600.0
 """Files of this age are removed if their channel is gone. This is also the interval of the search."""
 
 _COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
+_KEEP_S = 20.0
+"""How often the end of a call without a bridge is put off, and calls are searched whose bridge is gone."""
+
 _FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
 _MESSAGES = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
 _LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"})
@@ -37,7 +43,7 @@ _RESET = 1
 EVENTS = " ".join(
     (
         "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
-        *sorted(_FILES | _MESSAGES | _LEFT | _UNREACHED),
+        *sorted(_FILES | _MESSAGES | _LEFT | _UNREACHED), BRIDGE_EVENT,
     )
 )  # fmt: skip
 
@@ -55,6 +61,10 @@ class FreeSwitchApplication:
         self._connection: EslConnection | None = None
         self._why_lost = "not connected yet"
         self._calls: dict[str, FreeSwitchCall] = {}
+        self._ownership = Ownership(settings.hang_up)
+        self._claimed: dict[str, deque[EslEvent]] = {}
+        """Calls of which it is being found out whether they are ours, and their events meanwhile."""
+        self._group: asyncio.TaskGroup | None = None
         self._log = _log.limited(limit)
         self.draining = False
         """New calls are refused."""
@@ -74,31 +84,32 @@ class FreeSwitchApplication:
 
     async def _serve(self, connection: EslConnection) -> None:
         """Until the connection is lost."""
-        sweep: asyncio.Task[None] | None = None
         try:
-            self._found(connection)
-            if self._settings.remove_files:
-                sweep = asyncio.create_task(self._sweep(connection))
-            await asyncio.wait((connection.lost,))
-            self._is_lost(connection.lost.result())
+            async with asyncio.TaskGroup() as self._group:
+                _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)
+                self._connection = connection
+                connection.listen(self._on_event)
+                self._group.create_task(self._keep(connection))
+                if self._settings.remove_files:
+                    self._group.create_task(self._sweep(connection))
+                await asyncio.wait((connection.lost,))
+                self._is_lost(connection.lost.result())
         finally:
-            self._connection = None
-            if sweep is not None:
-                sweep.cancel()
+            self._connection = self._group = None
             await connection.leave()
 
-    def _found(self, connection: EslConnection) -> None:
-        _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)
-        self._connection = connection
-        connection.listen(self._on_event)
-        for call in list(self._calls.values()):
-            connection.send(f"api uuid_exists {call.uuid}", partial(self._exists, call))
-
-    def _exists(self, call: FreeSwitchCall, reply: str) -> None:
-        if reply == "false":
-            call.end("hangup")
-        else:
-            call.lost_touch()
+    async def _keep(self, connection: EslConnection) -> None:
+        """Go on with our calls, and adopt those whose bridge is gone; at first also those without a bridge."""
+        for uuid, call in self._calls.items():
+            self._claim(uuid, call.module)
+        with suppress(EslLost):
+            for n_searches in count():
+                for uuid in self._calls:
+                    self._ownership.keep(connection, uuid)
+                for uuid, module, bridge in await self._ownership.entries(connection):
+                    if uuid not in self._calls and not self.draining and (bridge or not n_searches):
+                        self._claim(uuid, module)
+                await asyncio.wait((connection.lost,), timeout=_KEEP_S)
 
     def _is_lost(self, why: str) -> None:
         if self._connection is not None or why != self._why_lost:
@@ -111,7 +122,7 @@ class FreeSwitchApplication:
 
     async def _sweep(self, connection: EslConnection) -> None:
         """Remove files of ended calls. They are left over when FreeSWITCH or the bridge is killed."""
-        while True:
+        while not connection.lost.done():
             try:
                 folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
                 if folder != "/" and speech_files.is_folder(folder):
@@ -120,7 +131,7 @@ class FreeSwitchApplication:
                 return
             except Exception:
                 _log.exception("sweep_crashed")
-            await asyncio.sleep(_LEFTOVER_S)
+            await asyncio.wait((connection.lost,), timeout=_LEFTOVER_S)
 
     async def _sweep_folder(self, connection: EslConnection, folder: str) -> None:
         found = await asyncio.to_thread(speech_files.leftovers, folder, unix_s() - _LEFTOVER_S)
@@ -139,15 +150,67 @@ class FreeSwitchApplication:
         if self._connection is not None:
             self._connection.execute(uuid, application, argument, then)
 
+    def _claim(self, uuid: str, module: str, event: EslEvent | None = None) -> None:
+        """Make sure that a call is ours, and go on with it; `event` shows that it is new. Its events wait meanwhile."""
+        if uuid not in self._claimed and self._connection is not None and self._group is not None:
+            self._claimed[uuid] = deque(() if event is None else (event,), maxlen=1_000)
+            self._group.create_task(self._take(self._connection, uuid, module, is_new=event is not None))
+
+    async def _take(self, connection: EslConnection, uuid: str, module: str, *, is_new: bool) -> None:
+        call = self._calls.get(uuid)
+        try:
+            if not is_new and await connection.ask(f"api uuid_exists {uuid}") == "false":
+                connection.send(f"api hash delete/telephony_tts/{uuid}")
+                if call is not None:
+                    call.end("hangup")
+                return
+            if call is None and self._why_refused() is not None:
+                await asyncio.wait((connection.lost,), timeout=ANSWER_S)  # another bridge may take it
+            is_ours = await self._ownership.claim(connection, uuid, module)
+        except EslLost:
+            return
+        finally:
+            events = self._claimed.pop(uuid)
+        if not is_ours:
+            if call is not None:
+                self._calls.pop(uuid).end("taken")
+            return
+        if call is None and (reason := self._why_refused()) is not None:
+            metrics.REFUSED.labels(reason).inc()
+            self._log.warning("refused", reason=reason, call=uuid)
+            self._kill(uuid)
+            self._ownership.release(connection, uuid, module)
+            return
+        if call is None:
+            hang_up, remove_files = self._settings.hang_up, self._settings.remove_files
+            new = call = FreeSwitchCall(uuid, module, self, hang_up=hang_up, remove_files=remove_files)
+            self._calls[uuid] = call
+            self._begin(call, lambda: self._forget(new))
+        self._ownership.keep(connection, uuid)
+        if not is_new:
+            call.lost_touch()
+        for event in events:
+            self._on_event(event, 0)
+
+    def _why_refused(self) -> str | None:
+        return "draining" if self.draining else "busy" if len(self._calls) >= self._settings.max_calls else None
+
     # ---------------------------------------------------------------------- events
 
     def _on_event(self, event: EslEvent, _now_ns: int) -> None:
         uuid = event.get("Unique-ID")
+        if (waiting := self._claimed.get(uuid)) is not None:
+            waiting.append(event)
+            return
         call = self._calls.get(uuid)
         if call is not None and call.is_over:
             return
         try:
-            if event.name in _FILES or event.name in _MESSAGES:
+            if event.name == BRIDGE_EVENT and self._connection is not None:
+                taken = self._ownership.heard(self._connection, event)
+                if taken in self._calls:
+                    self._calls.pop(taken).end("taken")
+            elif event.name in _FILES or event.name in _MESSAGES:
                 self._on_server_message(event, uuid, call)
             elif event.name in _LEFT or event.name in _UNREACHED:
                 self._on_left(event, uuid, call)
@@ -183,35 +246,21 @@ class FreeSwitchApplication:
             data = data.get("data", data) if isinstance(data, dict) else None
             if not isinstance(data, dict) or "tts" not in data:
                 return
-        if call is None:
-            call = self._new_call(uuid, _COMMANDS[event.name.partition("::")[0]])
-            if call is None:
-                return
-        if isinstance(data, dict):
+        if call is None and is_uuid(uuid):
+            self._claim(uuid, _COMMANDS[event.name.partition("::")[0]], event)
+        elif call is None:
+            metrics.BAD.labels("freeswitch_event").inc()
+            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name cannot be used in commands")
+        elif isinstance(data, dict):
             call.told(data)
         else:
             call.file(event.body)
 
-    def _new_call(self, uuid: str, module: str) -> FreeSwitchCall | None:
-        settings = self._settings
-        if not is_uuid(uuid):
-            metrics.BAD.labels("freeswitch_event").inc()
-            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name cannot be used in commands")
-            return None
-        reason = "draining" if self.draining else "busy" if len(self._calls) >= settings.max_calls else None
-        if reason is not None:
-            metrics.REFUSED.labels(reason).inc()
-            self._log.warning("refused", reason=reason, call=uuid)
-            self._kill(uuid)
-            return None
-        call = FreeSwitchCall(uuid, module, self, hang_up=settings.hang_up, remove_files=settings.remove_files)
-        self._calls[uuid] = call
-        self._begin(call, lambda: self._forget(call))
-        return call
-
     def _forget(self, call: FreeSwitchCall) -> None:
         if self._calls.get(call.uuid) is call:
             del self._calls[call.uuid]
+            if self._connection is not None:
+                self._ownership.release(self._connection, call.uuid, call.module)
 
     def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
         """The module's socket to the server is closed, or was never connected.

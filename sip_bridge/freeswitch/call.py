@@ -43,7 +43,7 @@ class FreeSwitchCall:
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:  # fmt: skip
         self.uuid = uuid
-        self._module = module
+        self.module = module
         self._orders = orders
         self._hangs_up = hang_up
         self._removes_files = remove_files
@@ -62,7 +62,7 @@ class FreeSwitchCall:
     async def run(self) -> None:
         begun_ns = self._clock()
         metrics.CALLS_LIVE.inc()
-        self.log.info("call_started", module=self._module)
+        self.log.info("call_started", module=self.module)
         try:
             await asyncio.wait((self._over,))
         finally:
@@ -73,14 +73,14 @@ class FreeSwitchCall:
             self.log.summary("call_ended", reason=reason, ms=(self._clock() - begun_ns) // NS_PER_MS)
 
     def end(self, reason: str) -> None:
-        """End the call. `reason` is one of metrics.ENDS. Unless it is "hangup", `hang_up` ends the channel too."""
+        """End the call. `reason` is one of metrics.ENDS. Except for "hangup" and "taken", it may end the channel."""
         if self._over.done():
             return
         self._over.set_result(reason)
         if self._timer is not None:
             self._timer.cancel()
         self._stop_waiting()
-        if self._hangs_up and reason != "hangup":
+        if self._hangs_up and reason not in ("hangup", "taken"):
             self._orders.api(f"uuid_kill {self.uuid} NORMAL_CLEARING")
         self._player.forget_files()  # the module removes files too, unless FreeSWITCH is killed
 
@@ -211,7 +211,7 @@ class FreeSwitchCall:
     def _tell(self, message: dict[str, str]) -> None:
         """Send a message to the server over the module's socket. It must have no space: the module splits there."""
         text = json.dumps(message, separators=(",", ":"))
-        self._orders.api(f"{self._module} {self.uuid} send_text {text}")
+        self._orders.api(f"{self.module} {self.uuid} send_text {text}")
 
     def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
         self._bad_input.report(self.log, kind, why)

@@ -76,6 +76,10 @@ class EslConnection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             self.close("FreeSWITCH does not read its commands")
 
+    def raise_event(self, subclass: str, headers: str) -> None:
+        """Raise a custom event, which all clients get that have subscribed to it. `headers` are lines."""
+        self._write(f"sendevent CUSTOM\nEvent-Subclass: {subclass}\n{headers}", None)
+
     async def ask(self, command: str) -> str:
         """Send a command and wait for its reply. Raises EslLost."""
         reply: asyncio.Future[str] = self._loop.create_future()

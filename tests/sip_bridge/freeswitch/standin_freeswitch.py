@@ -8,6 +8,9 @@ There is no telephone: what a caller would hear is kept as bytes with their time
 * The last 40 ms of the caller are dropped at each file's beginning and end.
 * The module plays nothing, splits `send_text` at spaces, and raises `::error` with code 1 when its socket is reset.
 * If FreeSWITCH is killed, the module's files stay.
+* A parked call outlives its stream. `send_text` then still says +OK, and nobody gets the text.
+* Every client of the event socket gets every event, also those that another client raises with `sendevent`.
+* The dialplan gives each call an entry in mod_hash and a scheduled end.
 """
 
 from __future__ import annotations
@@ -80,11 +83,16 @@ class StandinFreeSwitch:
         self.busy_s = 0.0
         """The time between taking a file from the queue and resetting the break flag: a break in it stops nothing."""
         self.begin_s = BEGIN_S
+        self.last_resort_s = 60.0
         self.on_command: Callable[[str], str | None] = lambda command: None
         """Replies that a test sets instead of the usual ones; "" for no reply."""
         self.password = PASSWORD
         self.greeting: bytes | None = b"Content-Type: auth/request\n\n"
         self.n_connections = 0
+        self.hashes: dict[str, str] | None = {}
+        """The entries of mod_hash by realm_key; None if it is not loaded."""
+        self.scheduled: dict[str, list[asyncio.TimerHandle]] = {}
+        """The scheduled commands that have not run, by group."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._subscribed: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +107,8 @@ class StandinFreeSwitch:
         finally:
             for channel in list(self.channels.values()):
                 await self.hang_up(channel)
+            for group in list(self.scheduled):
+                self._unschedule(group)
             await self.close_socket()
             for task in list(self._tasks):
                 task.cancel()
@@ -117,6 +127,9 @@ class StandinFreeSwitch:
             if channel.socket is not None:
                 channel.socket.transport.abort()
         self.channels.clear()
+        self.hashes = {}
+        for group in list(self.scheduled):
+            self._unschedule(group)
         await self.close_socket()
 
     async def close_socket(self) -> None:
@@ -183,6 +196,11 @@ class StandinFreeSwitch:
             self._write(writer, {"Content-Type": "command/reply", "Reply-Text": reply_text, "Job-UUID": job})
             result = reply if reply is not None else self._api(rest)
             self.event("BACKGROUND_JOB", {"Job-UUID": job}, result)
+        elif verb == "sendevent":
+            given = dict(line.split(": ", 1) for line in headers)
+            assert rest == "CUSTOM" and "Unique-ID" not in given, "that header would give the event to a channel alone"
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": f"+OK {uuids.uuid4()}"})
+            self.event(given.pop("Event-Subclass"), given)
         elif verb == "sendmsg":
             answer = reply if reply is not None else self._sendmsg(rest, headers)
             self._write(writer, {"Content-Type": "command/reply", "Reply-Text": answer})
@@ -232,6 +250,15 @@ class StandinFreeSwitch:
             return "12345"
         if name == "global_getvar":
             return str(self.folder) if words == ["temp_dir"] else ""
+        if name == "sched_api":
+            after_s, group, order = float(words[0].removeprefix("+")), words[1], " ".join(words[2:])
+            timer = asyncio.get_running_loop().call_later(after_s, self._scheduled_runs, group, order)
+            self.scheduled.setdefault(group, []).append(timer)
+            return "+OK Added: 7\n"
+        if name == "sched_del":
+            return f"+OK Deleted: {self._unschedule(words[0])}\n"
+        if name in ("hash", "hash_dump"):
+            return self._hash(name, words)
         if name == "uuid_exists":
             return "true" if channel is not None and channel.is_up else "false"
         if channel is None or not channel.is_up:
@@ -257,6 +284,40 @@ class StandinFreeSwitch:
             return "+OK Success\n"
         return "-ERR Command not found!\n"
 
+    def _hash(self, name: str, words: list[str]) -> str:
+        """mod_hash, as far as the bridge needs it."""
+        if self.hashes is None:
+            return f"-ERR {name} Command not found!\n"
+        if name == "hash_dump":
+            assert words[0] == "db"
+            return "".join(f"D/{key}/{value}\n" for key, value in self.hashes.items() if f"{words[1]}_" in key)
+        what, realm, key, *value = words[0].split("/")
+        held = self.hashes.get(f"{realm}_{key}")
+        if what == "select":
+            return held or ""
+        if what == "insert_ifempty":
+            if held is not None:
+                return "-ERR key already exists\n"
+            self.hashes[f"{realm}_{key}"] = value[0]
+            return "+OK\n"
+        if held is None:
+            return "-ERR Not found\n"
+        if what == "delete_ifmatch" and held != value[0]:
+            return "-ERR Doesn't match\n"
+        assert what in ("delete", "delete_ifmatch")
+        del self.hashes[f"{realm}_{key}"]
+        return "+OK\n"
+
+    def _unschedule(self, group: str) -> int:
+        timers = self.scheduled.pop(group, [])
+        for timer in timers:
+            timer.cancel()
+        return len(timers)
+
+    def _scheduled_runs(self, group: str, order: str) -> None:
+        self.scheduled.pop(group, None)
+        self._api(order)
+
     @staticmethod
     async def _send(socket: ClientConnection, data: str | bytes) -> None:
         with suppress(ConnectionClosed):
@@ -265,9 +326,12 @@ class StandinFreeSwitch:
     # ---------------------------------------------------------------------- calls
 
     def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> StandinChannel:
-        """An answered, parked channel: it plays queued files in order."""
+        """An answered, parked channel of the shipped dialplan: it plays queued files in order."""
         channel = StandinChannel(uuid or str(uuids.uuid4()), module)
         self.channels[channel.uuid] = channel
+        if self.hashes is not None:
+            self.hashes[f"telephony_tts_{channel.uuid}"] = f"uuid_{module.removeprefix('mod_')}"
+        self._api(f"sched_api +{self.last_resort_s} telephony_tts_{channel.uuid} uuid_kill {channel.uuid}")
         self._spawn(self._play(channel))
         return channel
 
@@ -277,6 +341,8 @@ class StandinFreeSwitch:
             channel.break_now.set()
             channel.awake.set()
             await asyncio.sleep(0)
+            if self.hashes is not None:
+                self.hashes.pop(f"telephony_tts_{channel.uuid}", None)  # api_hangup_hook
             self.event("CHANNEL_HANGUP", {"Unique-ID": channel.uuid, "Hangup-Cause": "NORMAL_CLEARING"})
             if channel.socket is not None:
                 await channel.socket.close(1000, "Normal closure")

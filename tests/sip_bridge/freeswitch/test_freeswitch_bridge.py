@@ -163,9 +163,9 @@ def test_a_clear_at_any_moment_silences_its_file_and_the_next_one_is_heard_once(
 def test_the_speech_of_a_call_of_another_bridge_is_stopped_and_requested_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with StandinFreeSwitch(tmp_path).running() as switch:
-            channel = switch.call(UUID)
             async with bridged(switch, freeswitch__hang_up=False) as rig:
                 await until(lambda: rig.bridge._why_not_ready() is None, "the connection")
+                channel = switch.call(UUID)
                 switch.word(channel, tts="hello")
                 switch.speech(channel, 1, speech(400, 1))
                 await channel.playing.wait()

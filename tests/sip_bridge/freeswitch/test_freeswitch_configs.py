@@ -1,4 +1,4 @@
-"""The files for FreeSWITCH match each other, the bridge and the server. No FreeSWITCH reads them here."""
+"""The files for FreeSWITCH match each other, the bridge and the server. tests/pbx has a FreeSWITCH read them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from sip_bridge.config import load
 from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
+from sip_bridge.freeswitch.ownership import _LAST_RESORT_S
 from telephony_tts.errors import ConfigError
 from telephony_tts.transport.server import _LEGS
 from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS
@@ -72,6 +73,12 @@ def test_the_dialplan_names_the_call_and_starts_the_stream_last() -> None:
     assert settings["send_silence_when_idle"] == "-1", "else no packet goes to the caller while the bot is silent"
     assert done.index(("set", "send_silence_when_idle=-1")) < done.index(("park", "")), "park reads it once"
     assert settings["playback_terminators"] == "none" and settings["STREAM_SUPPRESS_LOG"] == "true"
+    # The bridge's side of these is ownership.py. The entry is there before the server can say anything about the call.
+    assert settings["tts_entry"] == f"${{hash(insert/telephony_tts/{UUID}/uuid_audio_stream)}}"
+    assert settings["api_hangup_hook"] == f"hash delete/telephony_tts/{UUID}"
+    assert settings["tts_last_resort"] == f"${{sched_api(+{_LAST_RESORT_S} telephony_tts_{UUID} uuid_kill {UUID})}}"
+    names = [data.partition("=")[0] for _, data in done]
+    assert names.index("tts_entry") < names.index("tts_stream")
     url = variables()["telephony_tts_url"]
     assert settings["tts_stream"] == f"${{uuid_audio_stream({UUID} start {url} mono 8k)}}"
     assert url.endswith("/media/freeswitch") and "/media/freeswitch" in _LEGS

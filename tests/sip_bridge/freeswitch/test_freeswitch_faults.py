@@ -155,9 +155,9 @@ def test_an_unusable_event_socket_is_reported_with_the_reason(tmp_path: Path, fa
                 switch.greeting = b"Content-Type: auth/request\n\n"
                 channel = switch.call()
                 await until(lambda: any("event plain" in each for each in switch.commands), "a connection", within_s=12)
-                await asyncio.sleep(0.02)
+                await until(lambda: said(channel) == [("again",)], "the call, which came before the bridge")
                 switch.speech(channel, 1, speech(3, 1))
-                await assert_told(channel, ("playing", "1"), ("played", "1"))
+                await assert_told(channel, ("again",), ("playing", "1"), ("played", "1"))
                 await switch.hang_up(channel)
                 await until(lambda: rig.bridge.n_calls == 0, "the end")
 
