@@ -75,7 +75,6 @@ class HttpBot:
 
     def __init__(self, call: Call, server: Server) -> None:
         self.call = call
-        self._characters = server.settings.keys.characters
         self._limits_after = server.settings.speech.limits
         self._limits = replace(self._limits_after, turn_chars=server.settings.vendors.request_chars)
         self._stand_in = StandIn(self._send_silence)
@@ -98,10 +97,10 @@ class HttpBot:
         self._n_open += 1
 
     def speak(self, wanted: SpeechRequest, rate_hz: int) -> TurnResponse:
-        """Begin a turn. Its response may be over already, with the error that it raises."""
+        """Begin a turn, as soon as `join_call` has let the request in. Its response may be over already, with the error
+        that it raises."""
         response = TurnResponse(rate_hz)
         call = self.call
-        call.use_key(wanted.key, self._characters)
         call.session.new_bot(self._limits, tells_sent=True)  # nothing of an earlier request's settings stays
         call.session.use_lexicons(wanted.lexicons)
         self._responses[response.turn] = self._beginning = response
@@ -199,23 +198,22 @@ def join_call(server: Server, name: str, key: Key = NO_KEY) -> HttpBot:
     settings, registry = server.settings, server.registry
     if not CALL_NAME.fullmatch(name):
         raise TelephonyTTSError("call: expected 1 to 128 of the characters A-Z a-z 0-9 _ . : -", code="bad_request")
-    call = registry.find(name)
-    if (limit := registry.key_refusal(key, call)) is not None:
-        metrics.REFUSED.labels(reason="key_limit").inc()
-        raise TelephonyTTSError(limit, code="key_limit", retry_after_ms=2_000)
-    if call is None:
-        if (refusal := server.no_room()) is not None:
-            reason, why, retry_ms = refusal
-            metrics.REFUSED.labels(reason=reason).inc()
-            raise Busy(why, retry_after_ms=retry_ms)
+    if registry.find(name) is None and (refusal := server.no_room()) is not None:
+        reason, why, retry_ms = refusal
+        metrics.REFUSED.labels(reason=reason).inc()
+        raise Busy(why, retry_after_ms=retry_ms)
+
+    def new() -> Call:
         speech = replace(settings.speech, call=name)
-        call = new_call(speech, server.catalog, "joined", settings.find_sound, who=key, settings=settings)
-        registry.begin(call)
-    if isinstance(call.bot, HttpBot) and not call.is_closed_to(key):
+        return new_call(speech, server.catalog, "joined", settings.find_sound, settings=settings)
+
+    try:
+        call = registry.admit_bot(name, key, new, beside=HttpBot)
+    except TelephonyTTSError as error:
+        metrics.REFUSED.labels(reason=error.code).inc()
+        raise
+    if isinstance(call.bot, HttpBot):
         return call.bot
-    if call.bot is not None or call.is_closed_to(key) or call.kind in ("stream", "http"):
-        metrics.REFUSED.labels(reason="call_taken").inc()
-        raise TelephonyTTSError(f"call {name} already has a bot", code="call_taken")
     bot = HttpBot(call, server)
     bot.join(settings.limits.call_claim_s)
     return bot

@@ -57,7 +57,6 @@ class SpeechStreams:
         bot, response = join_call(self._server, call, request.key), None
         bot.enter()
         try:
-            await bot.call.started.wait()
             response = bot.speak(request, rate_hz)
             async with aclosing(response.audio()) as audio:
                 yield audio
@@ -78,9 +77,9 @@ class SpeechStreams:
         seen = CallCatalog(self._server.catalog, own.owners)
         seen.use(request.key)
         catalog = Throttled(cast(EngineCatalog, seen), self._room, self._turnstile)
-        call = new_call(speech, cast(EngineCatalog, catalog), "http")
+        call = new_call(speech, cast(EngineCatalog, catalog), "http", settings=own)
         call.door = request.door
-        call.use_key(request.key, own.keys.characters)
+        call.admit_bot(request.key)
         leg = catalog.leg = ResponseLeg(call)
         self._server.registry.begin(call)
         try:

@@ -38,7 +38,7 @@ def _told(call: Call, now_ns: int) -> dict[str, Any]:
         state = "preparing" if session.turns else "silent"
     return {
         "call": call.id,
-        "key": call.key.name,
+        "key": call.owner.name,
         "door": call.kind,
         "bot": call.bot is not None,
         "media": call.media is not None,

@@ -20,16 +20,18 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 async def dial_bot(call: Call, settings: TransportSettings) -> None:
-    """Connect to `bot_url`, retrying until the timeout, and serve the bot until its socket is gone."""
+    """Connect to `bot_url`, retrying until the timeout, and serve the bot until its socket is gone. It has the key of
+    the media leg. If a bot has come by itself meanwhile, the call is that one's."""
     connection = await _connect(call, settings)
     if connection is None:
         return
     try:
-        if call.bot is not None:
+        if call.first_bots_key is not None:
             connection.end(4409, "the call already has a bot")
             return
+        call.admit_bot(call.key)
         codec = NativeCodec("none", call.id)
-        call.session.new_bot(settings.speech.limits)  # another may have joined while this one was dialled, and left
+        call.session.new_bot(settings.speech.limits)
         connection.log = call.log
         connection.watch_slow_reader(settings.server.slow_reader_s)
         call.keep_unread(connection)
@@ -83,6 +85,6 @@ async def _connect(call: Call, settings: TransportSettings) -> DialledConnection
     except (WebSocketException, ValueError) as error:
         why = str(error)
     call.log.error("bot_unreachable", why=why)
-    if call.bot is None:  # otherwise a bot connected by itself meanwhile
+    if call.first_bots_key is None:  # otherwise a bot connected by itself meanwhile
         call.finish(1011, "the bot cannot be reached")
     return None

@@ -108,17 +108,23 @@ class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
     def __init__(
-        self, session: Session, catalog: EngineCatalog, kind: str, experiments: Experiments | None = None
+        self,
+        session: Session,
+        catalog: EngineCatalog,
+        kind: str,
+        experiments: Experiments | None = None,
+        characters: CharacterUse | None = None,
     ) -> None:
-        """`experiments` are those that the call may take part in."""
+        """`experiments` are those that the call may take part in. `characters` counts those of keys with a name."""
         self.session = session
         self.id = session.settings.call
         self.kind = kind
         self.began_ns = monotonic_ns()
         self.key = NO_KEY
         """Who makes it speak: the bot's key, or before a bot came the key of the leg that began it."""
-        self._bots_key: str | None = None
-        """The name of the first named key whose bot joined."""
+        self.first_bots_key: Key | None = None
+        """None before a bot came."""
+        self._characters = characters
         self.arm: RunningArm | None = None
         """The arm of its experiment. It is settled with the first turn."""
         self._experiments = experiments if kind != "http" else None
@@ -205,15 +211,29 @@ class Call:
             return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
         return ""  # the last voice of the engine was removed
 
-    def is_closed_to(self, key: Key) -> bool:
-        """Whether a bot with this key cannot join, because bots of another key have spoken in the call. A key without a
-        name has no limits."""
-        return bool(key.name) and self._bots_key is not None and key.name != self._bots_key
+    @property
+    def owner(self) -> Key:
+        """Whose call it is: its first bot's key, or before a bot came the key of the leg that began it. The call counts
+        as one of this key, which sees it in the console."""
+        return self.first_bots_key or self.key
 
-    def use_key(self, key: Key, characters: CharacterUse) -> None:
-        """From now on the call belongs to this key: its limits hold, and its characters are counted."""
+    def admit_bot(self, key: Key, beside: type[Leg] | None = None) -> None:
+        """Let a bot with this key speak, which joins now. The key of the first one owns the call, and other named keys
+        stay out, also while no bot is there. A key without a name has no limits. A bot of the class `beside` shares its
+        place. Raises TelephonyTTSError (`call_taken`)."""
+        owner = self.first_bots_key
+        is_shared = beside is not None and isinstance(self.bot, beside)
+        is_closed = owner is not None and (self.kind in ("stream", "http") or key.name not in ("", owner.name))
+        if is_closed or not (self.bot is None or is_shared):
+            raise TelephonyTTSError(f"call {self.id} already has a bot", code="call_taken")
+        self.first_bots_key = owner or key
+        self.use_key(key)
+
+    def use_key(self, key: Key) -> None:
+        """From now on the limits of this key hold, and its characters are counted."""
         self.key = key
-        self.session.use_quota(partial(characters.spend, key) if key.name else None)
+        spend = None if self._characters is None else partial(self._characters.spend, key)
+        self.session.use_quota(spend if key.name else None)
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -221,7 +241,7 @@ class Call:
         changes, and with a voice that the key may use."""
         arm = self.arm
         if self._experiments is not None and not self.session.has_begun:
-            arm = self._experiments.choose(self.id, self.key, self._numbers)
+            arm = self._experiments.choose(self.id, self.owner, self._numbers)
         if isinstance(self._catalog, CallCatalog):
             self._catalog.use(self.key, arm)
         if arm is not None and arm.arm.voice is not None and not self._catalog.knows_voice(arm.arm.voice):
@@ -267,7 +287,6 @@ class Call:
     def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
         """The bot has joined: it gets the events that it missed, and is heard from now on."""
         self._claimed()
-        self._bots_key = self.key.name if self._bots_key is None else self._bots_key
         self.bot = leg
         self._encode_bot = encode
         self._to_bot(ready)
@@ -442,7 +461,7 @@ class Call:
         """The call's line in the audit log, and its part in the sums of its experiment."""
         sums = self._journal.sums
         _audit.info(
-            "call_audit", call=self.id, key=self.key.name or None, media=self.kind,
+            "call_audit", call=self.id, key=self.owner.name or None, media=self.kind,
             arm=None if self.arm is None else self.arm.name, duration_ms=duration_ms, turns=sums.turns,
             characters=self._n_characters, voices=list(self._voices), code=code, reason=reason,
         )  # fmt: skip

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import Busy
+from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
-from telephony_tts.transport.fronts import ClaimFailed
-from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call
 from telephony_tts.wire import messages as m
@@ -79,46 +79,24 @@ async def serve_media(
             return
         # It did not count as an arriving call before, so the limit is checked now.
         may_begin = may_begin and registry.n_calls_of_all < settings.limits.calls
-    call = registry.find(start.call)
-    if call is None:
-        if isinstance(connection, CallConnection):
-            # The front that has the call asks no more.
-            connection.may_begin, connection.key = may_begin, key
-        try:
-            if await registry.moved_to_owner(start.call, connection):
-                return
-        except ClaimFailed as error:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.error("refused", call=start.call, reason="busy", leg="media", why=error.message)
-            await leg.refuse(1013, error.message)
-            return
-        if not may_begin or registry.draining:
-            # It was let in because a call waits for its media leg, but that call is another one.
-            reason = "draining" if registry.draining else "busy"
-            metrics.REFUSED.labels(reason=reason).inc()
-            connection.log.warning("refused", call=start.call, reason=reason, leg="media")
-            await leg.refuse(1013, "no room for another call")
-            return
-        if (why := registry.key_refusal(key)) is not None:
-            metrics.REFUSED.labels(reason="key_limit").inc()
-            connection.log.warning("refused", call=start.call, reason="key_limit", leg="media", why=why)
-            await leg.refuse(4429, why)
-            return
+    if isinstance(connection, CallConnection):
+        # If another front has the call, it asks no more.
+        connection.may_begin, connection.key = may_begin, key
+
+    def new() -> Call:
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
-        call = new_call(speech, catalog, leg.kind, settings.find_sound, who=key, settings=settings)
-        try:
-            await registry.start(call)
-        except Busy as busy:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.warning("refused", call=start.call, reason="busy", leg="media", why=busy.message)
-            await leg.refuse(1013, busy.message)
-            return
-    if call.media is not None or call.kind == "stream":
-        metrics.REFUSED.labels(reason="call_taken").inc()
-        connection.log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
-        await leg.refuse(4409, "the call already has a media leg")
+        return new_call(speech, catalog, leg.kind, settings.find_sound, settings=settings)
+
+    try:
+        call = await registry.admitted(
+            connection, start.call, partial(registry.admit_media, start.call, key, new),
+            may_begin=may_begin, leg="media",
+        )  # fmt: skip
+    except TelephonyTTSError as error:
+        await leg.refuse(close_code(error), error.message)
         return
-    registry.joined(connection)
+    if call is None:
+        return
     try:
         leg.attach(call, start)
         registry.changed()  # the call does not wait for its media leg any more

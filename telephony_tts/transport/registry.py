@@ -6,14 +6,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from telephony_tts.errors import Busy
+from telephony_tts import metrics
+from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.keys.key import Key
 from telephony_tts.recording.live import Recordings
-from telephony_tts.transport.call import Call
+from telephony_tts.transport.call import Call, Leg
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.front_connection import FrontConnection
 from telephony_tts.transport.fronts import ClaimFailed, Fronts
 from telephony_tts.transport.turn_traces import Tracing
+
+
+def close_code(refusal: TelephonyTTSError) -> int:
+    """With which code a socket is closed that gets no call."""
+    return {"key_limit": 4429, "call_taken": 4409}.get(refusal.code, 1013)
 
 
 class Registry:
@@ -90,13 +96,13 @@ class Registry:
 
     def calls_by_key(self) -> dict[str, int]:
         """How many calls and HTTP requests each named key has here."""
-        return Counter(call.key.name for call in self._alive if call.key.name and not call.over)
+        return Counter(call.owner.name for call in self._alive if call.owner.name and not call.over)
 
     def key_refusal(self, key: Key, call: Call | None = None) -> str | None:
         """Why no call of this key can begin now, or why the key's bot cannot join `call`. None if it can."""
-        if key.calls is None or (call is not None and call.key.name == key.name):
+        if key.calls is None or (call is not None and call.owner.name == key.name):
             return None
-        n_calls = sum(call.key.name == key.name and not call.over for call in self._alive)
+        n_calls = self.calls_by_key().get(key.name, 0)
         if self.fronts is not None:
             n_calls += sum(int(use["calls"].get(key.name, 0)) for use in self.fronts.use_of_others())
         if n_calls < key.calls:
@@ -120,26 +126,63 @@ class Registry:
         """`awaits_media` of any process of this server."""
         return self.awaits_media or (self.fronts is not None and self.fronts.others().awaits_media)
 
-    async def moved_to_owner(self, call_id: str, connection: DirectConnection) -> bool:
-        """Claim the id of a call that is not here, as long as the connection is open. True if another process has
-        claimed it: the connection was moved there, and nothing is left to do.
+    def admit_bot(
+        self, call_id: str, key: Key, new: Callable[[], Call], *, joins: bool = True, beside: type[Leg] | None = None
+    ) -> Call:
+        """The call of a bot with this key: the live one that it `joins`, or `new()`, which begins. The bot joins before
+        anything else runs, so no other one comes in between. `beside`: see `Call.admit_bot`, which decides. Raises
+        TelephonyTTSError: `key_limit`, `call_taken`, or what `begin` raises."""
+        call = self.find(call_id)
+        self._check_limit_of(key, call)
+        if call is None:
+            call = new()
+            call.admit_bot(key)
+            self.begin(call)
+        elif joins:
+            call.admit_bot(key, beside)
+        else:
+            raise TelephonyTTSError(f"call {call_id} already has a bot", code="call_taken")
+        return call
 
-        Raises ClaimFailed if the id can neither be claimed nor the connection be moved. It does not suspend if it
-        returns False.
-        """
-        if self.fronts is None:
-            return False
-        owner = self.claim(call_id, connection)
-        if owner is None:
-            return False
-        assert self.move is not None
-        await self.move(connection, owner)
-        return True
+    def admit_media(self, call_id: str, key: Key, new: Callable[[], Call]) -> Call:
+        """The same for a media leg. It joins a call whatever its key, which matters only to a call that begins."""
+        call = self.find(call_id)
+        if call is None:
+            self._check_limit_of(key)
+            call = new()
+            call.use_key(key)
+            self.begin(call)
+        elif call.media is not None:
+            raise TelephonyTTSError("the call already has a media leg", code="call_taken")
+        return call
 
-    def joined(self, connection: DirectConnection) -> None:
-        """The connection is about to join a call of this process."""
+    async def admitted(
+        self, connection: DirectConnection, call_id: str, admit: Callable[[], Call], *, may_begin: bool, leg: str
+    ) -> Call | None:
+        """The call that `admit` gives for a socket. None if another process has claimed the call: the connection was
+        moved there, and nothing is left to do. Otherwise it does not suspend.
+
+        Raises TelephonyTTSError, which is counted and logged: what `admit` raises, and `busy` or `draining` if the call
+        can neither begin nor be reached."""
+        try:
+            if self.find(call_id) is None:
+                if self.fronts is not None and (owner := self.claim(call_id, connection)) is not None:
+                    assert self.move is not None
+                    await self.move(connection, owner)
+                    return None
+                if not may_begin or self.draining:
+                    # It was let in to join a call: another one, or one that has ended meanwhile.
+                    code = "draining" if self.draining else "busy"
+                    raise TelephonyTTSError("no room for another call", code=code)
+            call = admit()
+        except TelephonyTTSError as error:
+            metrics.REFUSED.labels(reason=error.code).inc()
+            log = connection.log.error if isinstance(error, ClaimFailed) else connection.log.warning
+            log("refused", call=call_id, reason=error.code, leg=leg, why=error.message)
+            raise
         if isinstance(connection, FrontConnection):
             connection.settle()
+        return call
 
     def claim(self, call_id: str, connection: DirectConnection) -> str | None:
         """Claim an id as long as the connection is open. Returns the other process that has claimed it already. Raises
@@ -151,14 +194,8 @@ class Registry:
             connection.left.add_done_callback(lambda _left: fronts.release(call_id))
         return owner
 
-    async def start(self, call: Call) -> None:
-        """Start the call. Legs can join at once, so another leg may have joined when this returns. Raises what `begin`
-        raises."""
-        self.begin(call)
-        await call.started.wait()
-
     def begin(self, call: Call) -> None:
-        """The same without waiting: the call runs in the loop's next round, and does then what its legs asked for.
+        """Start the call. It runs in the loop's next round, and does then what its legs asked for meanwhile.
 
         Raises Busy if there are as many calls as there may be: a handshake is admitted before its call begins, and
         others may have begun meanwhile. Raises ClaimFailed if another process of this server has the call."""
@@ -171,7 +208,7 @@ class Registry:
         # both calls, and the limit holds exactly. It may happen that both see them and refuse.
         try:
             self.changed()
-            self._check_limit(call)
+            self._check_room(call)
             self._empty.clear()
             if self.tracing is not None:
                 call.trace(self.tracing)
@@ -187,7 +224,12 @@ class Registry:
             self.changed()
             raise
 
-    def _check_limit(self, call: Call) -> None:
+    def _check_limit_of(self, key: Key, call: Call | None = None) -> None:
+        """Raises TelephonyTTSError if `key_refusal` has a reason."""
+        if (why := self.key_refusal(key, call)) is not None:
+            raise TelephonyTTSError(why, code="key_limit", retry_after_ms=2_000)
+
+    def _check_room(self, call: Call) -> None:
         """Raises Busy if the call is one too many."""
         if call.kind == "http":
             n, most, what = self.n_requests_of_all, self.max_requests, "HTTP requests are being spoken"

@@ -520,9 +520,9 @@ class Server:
         """Another front has admitted the connection. Only the options are read from its request once more."""
         connection.trusted = True
         connection.may_begin = connection.moved_may_begin
-        # The key may have been removed meanwhile, which does not end a connection.
+        # The key may have been removed meanwhile, which does not end a connection. Without its name it had no limits.
         of_request = self.key_of(request.path, request.headers)
-        connection.key = self.settings.keys.named(connection.moved_key) or of_request or NO_KEY
+        connection.key = self.settings.keys.named(connection.moved_key) or of_request or Key(connection.moved_key)
         path = request.path.partition("?")[0]
         vendor = vendor_of(request.path)
         if path == "/v1/stream":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from functools import partial
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import Busy
+from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -15,8 +16,7 @@ from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import CallConnection
-from telephony_tts.transport.fronts import ClaimFailed
-from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 from telephony_tts.wire import messages as m
@@ -42,46 +42,24 @@ async def serve_stream(
     audio = "none" if joins else options.audio or "base64"
     call_id = options.call or f"c{secrets.token_hex(6)}"
     codec = NativeCodec(audio, call_id)
-    call = registry.find(call_id)
-    if call is None:
-        try:
-            if await registry.moved_to_owner(call_id, connection):
-                return
-        except ClaimFailed as error:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.error("refused", call=call_id, reason="busy", leg="bot", why=error.message)
-            connection.end(1013, error.message)
-            return
-        if not connection.may_begin or registry.draining:
-            # It was let in to join a call, and that call has ended meanwhile.
-            connection.end(1013, "the call is over and there is no room for another")
-            return
+
+    def new() -> Call:
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
-        call = new_call(speech, catalog, kind, settings.find_sound, who=connection.key, settings=settings)
-        mine: Call | None = call
-        try:
-            await registry.start(call)
-        except Busy as busy:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.warning("refused", call=call_id, reason="busy", leg="bot", why=busy.message)
-            connection.end(1013, busy.message)
-            return
-    else:
-        mine = None
-        if (why := registry.key_refusal(connection.key, call)) is not None:
-            metrics.REFUSED.labels(reason="key_limit").inc()
-            _refuse(connection, "key_limit", why, 4429)
-            return
-    is_taken = call.bot is not None or call.is_closed_to(connection.key)
-    if is_taken or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
-        metrics.REFUSED.labels(reason="call_taken").inc()
-        _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
+        kind = "joined" if joins else "stream"
+        return new_call(replace(speech, call=call_id), catalog, kind, settings.find_sound, settings=settings)
+
+    try:
+        call = await registry.admitted(
+            connection, call_id, partial(registry.admit_bot, call_id, connection.key, new, joins=joins),
+            may_begin=connection.may_begin, leg="bot",
+        )  # fmt: skip
+    except TelephonyTTSError as error:
+        _refuse(connection, error.code, error.message, close_code(error))
         return
-    call.use_key(connection.key, settings.keys.characters)
+    if call is None:
+        return
     connection.log = call.log
     call.traceparent = connection.traceparent
-    registry.joined(connection)
     try:
         if joins:
             call.session.new_bot(settings.speech.limits)  # nothing stays of the protocol of a bot that has left
@@ -128,16 +106,14 @@ def new_call(
     catalog: EngineCatalog,
     kind: str,
     find_sound: FindSound | None = None,
-    *,
-    who: Key = NO_KEY,
     settings: TransportSettings | None = None,
 ) -> Call:
     """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
-    `find_sound` it has no sounds. `who` begins it. With `settings` the limits of keys hold, and it takes part in the
-    experiments."""
-    speech, experiments = replace(speech, session=f"s{secrets.token_hex(6)}"), None
-    if settings is not None:
-        catalog, experiments = CallCatalog(catalog, settings.owners), settings.experiments
+    `find_sound` it has no sounds. With `settings` the limits of keys hold, and it takes part in the experiments. The
+    `catalog` of a call for an HTTP request has those limits already."""
+    speech = replace(speech, session=f"s{secrets.token_hex(6)}")
+    if settings is not None and kind != "http":
+        catalog = CallCatalog(catalog, settings.owners)
     session = Session(
         speech,
         monotonic_ns(),
@@ -148,10 +124,9 @@ def new_call(
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
     )
-    call = Call(session, catalog, kind, experiments)
-    if settings is not None:
-        call.use_key(who, settings.keys.characters)
-    return call
+    if settings is None:
+        return Call(session, catalog, kind)
+    return Call(session, catalog, kind, settings.experiments, settings.keys.characters)
 
 
 def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
@@ -233,9 +208,10 @@ def _warn_of_options(call: Call, options: StreamOptions, joins: bool) -> None:
                 call.tell_bot(m.WarningEvent("option_ignored", message))
 
 
-def _refuse(connection: CallConnection, code: str, message: str, close_code: int) -> None:
-    """Tell a client with an error event why it is refused, and close."""
+def _refuse(connection: CallConnection, code: str, message: str, closes_with: int) -> None:
+    """Tell a client with an error event why it is refused, and close. A server that is busy only closes."""
     wire = NativeCodec("none").encode(m.ErrorEvent(code, message, fatal=True))
     assert wire is not None
-    connection.send_now(*wire)
-    connection.end(close_code, message)
+    if closes_with != 1013:
+        connection.send_now(*wire)
+    connection.end(closes_with, message)

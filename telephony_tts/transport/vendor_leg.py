@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from websockets.datastructures import Headers
 
@@ -20,13 +21,12 @@ from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import Busy, TelephonyTTSError
+from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
-from telephony_tts.transport.fronts import ClaimFailed
-from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
 from telephony_tts.transport.stream_leg import new_call, ready
@@ -185,54 +185,31 @@ async def serve_vendor(
     if vendor.turn_idle_s is not None:
         idle_s = min(settings.speech.limits.turn_idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
     limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
-    call, is_mine = registry.find(call_id), False
+
+    def new() -> Call:
+        speech = replace(settings.speech, call=call_id, limits=limits)
+        if joins:
+            return new_call(speech, catalog, "joined", settings=settings)
+        ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
+        speech = replace(
+            speech, codec=options.codec, rate_hz=options.rate_hz, ptime_ms=20, pace="realtime", lead_ms=ahead_ms,
+            ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True,
+            parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
+        )  # fmt: skip
+        return new_call(speech, catalog, "stream", settings=settings)
+
+    try:
+        call = await registry.admitted(
+            connection, call_id, partial(registry.admit_bot, call_id, connection.key, new),
+            may_begin=connection.may_begin, leg="bot",
+        )  # fmt: skip
+    except TelephonyTTSError as error:
+        connection.end(close_code(error), error.message)
+        return
     if call is None:
-        try:
-            if await registry.moved_to_owner(call_id, connection):
-                return
-        except ClaimFailed as error:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.error("refused", call=call_id, reason="busy", leg="bot", why=error.message)
-            connection.end(1013, error.message)
-            return
-        if not connection.may_begin or registry.draining:
-            connection.end(1013, "the call is over and there is no room for another")
-            return
-        speech = replace(settings.speech, limits=limits)
-        if not joins:
-            ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
-            speech = replace(
-                speech, codec=options.codec, rate_hz=options.rate_hz, ptime_ms=20, pace="realtime", lead_ms=ahead_ms,
-                ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True,
-                parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
-            )  # fmt: skip
-        if (why := registry.key_refusal(connection.key)) is not None:
-            metrics.REFUSED.labels(reason="key_limit").inc()
-            connection.end(4429, why)
-            return
-        kind, speech = "joined" if joins else "stream", replace(speech, call=call_id)
-        call = new_call(speech, catalog, kind, who=connection.key, settings=settings)
-        is_mine = True
-        try:
-            await registry.start(call)
-        except Busy as busy:
-            metrics.REFUSED.labels(reason="busy").inc()
-            connection.log.warning("refused", call=call_id, reason="busy", leg="bot", why=busy.message)
-            connection.end(1013, busy.message)
-            return
-    elif (why := registry.key_refusal(connection.key, call)) is not None:
-        metrics.REFUSED.labels(reason="key_limit").inc()
-        connection.end(4429, why)
         return
-    # Another bot may have been quicker.
-    if call.bot is not None or call.is_closed_to(connection.key) or (call.kind == "stream" and not is_mine):
-        metrics.REFUSED.labels(reason="call_taken").inc()
-        connection.end(4409, f"call {call_id} already has a bot")
-        return
-    call.use_key(connection.key, settings.keys.characters)
     connection.log = call.log
     call.traceparent, call.door = connection.traceparent, vendor.name
-    registry.joined(connection)
     leg = VendorLeg(vendor, dialect, connection, call, settings)
     try:
         leg.join(joins, first_steps, limits)

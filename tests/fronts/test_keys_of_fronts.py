@@ -6,14 +6,18 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from forked_process import ForkServer
 from front_server import FrontServer, front_server
+from http_peer import Answer, ask_json
 from rig import Bot, greeted, run, until
+from twilio_peer import TwilioPeer, calling
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from telephony_tts.fronts.front import Front
@@ -22,6 +26,7 @@ from telephony_tts.fronts.runtime_folder import RuntimeFolder
 
 pytestmark = pytest.mark.slow
 
+T = TypeVar("T")
 ACME = {"Authorization": "Bearer acme-token"}
 
 
@@ -40,6 +45,68 @@ async def bot_at(server: FrontServer, front: int, call: str) -> AsyncIterator[Bo
             bot = await stack.enter_async_context(greeted(server.url(call=call, audio="binary", pace="burst"), ACME))
         assert server.owner(call) == front
         yield bot
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}-token"}
+
+
+@pytest.mark.parametrize("first", ["media", "bot"])
+def test_a_call_belongs_to_the_key_of_its_first_bot_at_all_fronts(first: str, short: Path, forks: ForkServer) -> None:
+    """Whoever comes, comes to the front that does not have the call. The telephone's side has a key of its own, which
+    comes with its start."""
+
+    async def main(server: FrontServer) -> None:
+        async def at_other(coming: Coroutine[Any, Any, T]) -> T:
+            """Let it come while only the other front accepts connections, and until that one has it."""
+            with server.stopped(owner):
+                task = asyncio.ensure_future(coming)
+                await asyncio.sleep(0.15)
+            return await task
+
+        def speaks(key: str) -> Coroutine[Any, Any, Answer]:
+            return ask_json(server.port, "/calls/CA1/tts/stream", {"text": "Hello."}, **bearer(key))
+
+        async def phoned(stack: AsyncExitStack) -> TwilioPeer:
+            phone = await stack.enter_async_context(calling(server.url("/media/twilio"), "CA1"))
+            await phone.start(token="pbx-token")
+            return phone
+
+        async with AsyncExitStack() as stack:
+            if first == "media":
+                with server.stopped(1):
+                    await phoned(stack)
+                    await until(lambda: server.owner("CA1") == 0, "the call")
+                owner = 0
+            else:
+                with server.stopped(1):
+                    waiting = asyncio.ensure_future(speaks("acme"))
+                    await until(lambda: server.owner("CA1") == 0, "the call")
+                owner = 0
+                await at_other(phoned(stack))
+                assert (await waiting).status == 200
+            for key, status in (("acme", 200), ("acme", 200), ("pbx", 409), ("other", 409), ("acme", 200)):
+                assert (await at_other(speaks(key))).status == status, key
+                assert server.owner("CA1") == owner
+            await asyncio.sleep(0.5)  # the caller has heard it, and the bot of the requests rests
+            for key in ("pbx", "other"):
+                socket = await at_other(connect_to(server.url(call="CA1"), bearer(key)))
+                assert json.loads(await asyncio.wait_for(socket.recv(), 5))["code"] == "call_taken", key
+                await socket.wait_closed()
+            socket = await at_other(connect_to(server.url(call="CA1"), bearer("acme")))
+            assert json.loads(await asyncio.wait_for(socket.recv(), 5))["type"] == "ready"
+            await socket.close()
+        await until(lambda: server.logged("call_audit"), "the call is over")
+        assert [line["key"] for line in server.logged("call_audit")] == ["acme"]
+
+    keys = short / "keys.yaml"
+    keys.write_text(json.dumps({"keys": {key: {"token": f"{key}-token"} for key in ("acme", "pbx", "other")}}))
+    with front_server(short, f"keys.file={keys}", forks=forks) as server:
+        run(lambda: main(server), within_s=60)
+
+
+async def connect_to(url: str, headers: dict[str, str]) -> ClientConnection:
+    return await connect(url, additional_headers=headers, proxy=None)
 
 
 def test_the_calls_and_characters_of_a_key_count_at_all_fronts(short: Path, forks: ForkServer) -> None:

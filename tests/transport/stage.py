@@ -14,6 +14,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call, Wire
+from telephony_tts.transport.registry import Registry
 from telephony_tts.wire import messages as m
 
 
@@ -34,6 +35,12 @@ async def until(true: Callable[[], object], what: str, within_s: float = 5) -> N
     while not true():
         assert time.monotonic() < end_s, what
         await asyncio.sleep(0.002)
+
+
+async def started(registry: Registry, call: Call) -> None:
+    """Begin a call, and wait until it runs."""
+    registry.begin(call)
+    await call.started.wait()
 
 
 class RecordingLeg:

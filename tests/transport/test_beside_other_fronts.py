@@ -15,12 +15,13 @@ from clean_run import run
 from listener_faults import FullOnce
 from log_lines import lines
 from server_settings import transport_settings
-from stage import new_call, until
+from stage import new_call, started, until
 
 from telephony_tts import event_loop
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.keys.key import Key, KeyRing, digest_of
 from telephony_tts.transport.fronts import FrontLoad, MovedSocket
 from telephony_tts.transport.server import Server
 
@@ -66,10 +67,10 @@ class OtherFront:
 
 
 @asynccontextmanager
-async def beside(fronts: Any) -> AsyncIterator[Server]:
+async def beside(fronts: Any, **settings: Any) -> AsyncIterator[Server]:
     catalog = Catalog([FakeEngine()])
     await catalog.start()
-    server = Server(transport_settings(drain_s=0.1), catalog, fronts)
+    server = Server(transport_settings(drain_s=0.1, **settings), catalog, fronts)
     server.http = http_server(server)
     async with server.running():
         yield server
@@ -84,7 +85,7 @@ def test_a_load_that_cannot_be_told_ends_no_call(caplog: pytest.LogCaptureFixtur
         async with beside(others) as server:
             ends, stays = new_call(call="ends"), new_call(call="stays")
             for call in (ends, stays):
-                await server.registry.start(call)
+                await started(server.registry, call)
             others.is_broken = True
             await until(lambda: lines(caplog, "load_not_published"), "it is told every 100 ms")
             ends.finish(1000, "over")
@@ -157,3 +158,28 @@ def test_a_connection_of_another_front_that_cannot_be_taken_is_closed_and_not_co
             assert server._n_sockets == 0
 
     event_loop.run(main())
+
+
+@pytest.mark.parametrize(("key", "answer"), [("gone", b"call_taken"), ("acme", b"ready")])
+def test_a_connection_whose_key_was_removed_while_it_moved_does_not_become_one_without_limits(
+    key: str, answer: bytes
+) -> None:
+    """Pinned: it got into the calls of others."""
+
+    async def main() -> None:
+        acme = Key("acme", digest_of(b"acme-token"))
+        async with beside(OtherFront(), keys=KeyRing((), [acme])) as server:
+            call = new_call(call="c", media=False)
+            call.admit_bot(acme)
+            await started(server.registry, call)
+            ours, theirs = socket.socketpair()
+            head = UPGRADE.replace(b"/v1/stream", b"/v1/stream?call=c")
+            place = ("127.0.0.1", 1), ("127.0.0.1", 2)
+            await server.adopt(ours, MovedSocket("leg", 1, *place, b"", head, may_begin=True, key=key))
+            theirs.setblocking(False)
+            async with asyncio.timeout(5):
+                assert answer in await asyncio.get_running_loop().sock_recv(theirs, 4096)
+            theirs.close()
+            call.finish(1000, "over")
+
+    run(main, within_s=15)

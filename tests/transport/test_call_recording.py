@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import READY, RecordingLeg, new_call, run, until
+from stage import READY, RecordingLeg, new_call, run, started, until
 
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.recording.live import Recordings
@@ -34,7 +34,7 @@ def on_a_call(
         try:
             async with asyncio.TaskGroup() as registry.group:
                 call, leg = new_call(engine), RecordingLeg()
-                await registry.start(call)
+                await started(registry, call)
                 call.frames_to_bot(leg, leg.encode)
                 call.join_bot(leg, leg.encode, READY)
                 await act(call, leg)

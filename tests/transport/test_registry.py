@@ -6,7 +6,7 @@ import asyncio
 import errno
 
 import pytest
-from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
+from stage import READY, ClingingEngine, RecordingLeg, new_call, run, started, until
 
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.registry import Registry
@@ -20,7 +20,7 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
         async with asyncio.TaskGroup() as registry.group:
             engine = ClingingEngine()
             first, second = new_call(engine), new_call()
-            await registry.start(first)
+            await started(registry, first)
             leg = RecordingLeg()
             first.frames_to_bot(leg, leg.encode)
             first.join_bot(leg, leg.encode, READY)
@@ -29,7 +29,7 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
             assert registry.find("c1") is first
             first.finish(1000, "over")
             assert registry.find("c1") is None and len(registry) == 1, "it counts as long as it holds an engine"
-            await registry.start(second)
+            await started(registry, second)
             assert registry.find("c1") is second and len(registry) == 2
             engine.let_go.set()
             await until(lambda: len(registry) == 1, "the first is gone")
@@ -46,9 +46,9 @@ def test_which_calls_wait_for_a_media_leg() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
             alone, joined = new_call(call="a"), new_call(call="b", media=False)
-            await registry.start(alone)
+            await started(registry, alone)
             assert not registry.awaits_media
-            await registry.start(joined)
+            await started(registry, joined)
             assert registry.awaits_media
             leg = RecordingLeg()
             joined.join_media(leg, leg.encode)
@@ -64,8 +64,8 @@ def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogC
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
             bad, good = new_call(call="bad"), new_call(call="good")
-            await registry.start(bad)
-            await registry.start(good)
+            await started(registry, bad)
+            await started(registry, good)
 
             async def breaks() -> None:
                 raise ZeroDivisionError("a bug of ours")
@@ -91,7 +91,7 @@ def test_a_call_that_cannot_begin_leaves_nothing_behind() -> None:
 
         async with asyncio.TaskGroup() as registry.group:
             first = new_call(call="first")
-            await registry.start(first)
+            await started(registry, first)
             registry.changed = is_full
             second = new_call(call="second")
             second.on_over = lambda: released.append("second")
@@ -100,7 +100,7 @@ def test_a_call_that_cannot_begin_leaves_nothing_behind() -> None:
             assert registry.find("second") is None and registry.calls() == [first] and released == ["second"]
             registry.changed = lambda: None
             again = new_call(call="second")
-            await registry.start(again)
+            await started(registry, again)
             for call in (first, again):
                 call.finish(1000, "over")
             async with asyncio.timeout(5):
@@ -136,13 +136,11 @@ def test_text_from_before_the_call_has_begun_is_spoken_when_it_begins() -> None:
         async with asyncio.TaskGroup() as registry.group:
             call = new_call()
             leg = RecordingLeg()
-            starting = asyncio.create_task(registry.start(call))
-            await asyncio.sleep(0)
+            registry.begin(call)
             assert registry.find("c1") is call and not call.started.is_set()
             call.frames_to_bot(leg, leg.encode)
             call.join_bot(leg, leg.encode, READY)
             call.receive(m.Say("One two three."))
-            await starting
             await until(lambda: any(isinstance(sent, m.Frame) for sent in leg.sent), "the first frame")
             assert not call.over
             call.finish(1000, "over")
