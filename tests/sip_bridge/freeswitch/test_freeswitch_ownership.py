@@ -246,12 +246,16 @@ def test_a_new_call_that_no_bridge_may_take_ends(tmp_path: Path, why: str) -> No
     run(main)
 
 
-def test_of_two_bridges_exactly_one_takes_each_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dialplan", ["shipped", "older"])
+def test_of_two_bridges_exactly_one_takes_each_call(tmp_path: Path, dialplan: str) -> None:
+    """An older dialplan makes no entries."""
     n_calls = 100
 
     async def main() -> None:
         async with two_bridges(tmp_path) as (switch, one, other):
             channels = [switch.call() for _ in range(n_calls)]
+            if dialplan == "older":
+                switch.hashes = {}
             for channel in channels:
                 switch.word(channel, tts="hello")
                 switch.speech(channel, 1, speech(2, 1))
