@@ -27,6 +27,7 @@ from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
+from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections
 from telephony_tts.transport.vendor_leg import split_call
 
 _CLOSE_S = 5.0
@@ -37,8 +38,11 @@ _LEFT = (7, 8)
 class HttpServer:
     """Serves the requests of `app`, whose own `paths` are these and what lies below them."""
 
-    def __init__(self, app: ASGIApp, paths: tuple[str, ...], log: logs.EventLogger) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: tuple[str, ...], log: logs.EventLogger, unserved: UnservedConnections
+    ) -> None:
         self._paths = paths
+        self._unserved = unserved
         self._log = UvicornLog(log)
         self._config = Config(
             app,
@@ -60,7 +64,7 @@ class HttpServer:
         return any(path == fixed or path.startswith(fixed + "/") for fixed in self._paths)
 
     def connection(self, take_back: TakeBack, lost: Callable[[], None]) -> asyncio.Protocol:
-        return HttpConnection(self._config, self._state, self._log, take_back, lost)
+        return HttpConnection(self._config, self._state, self._log, take_back, lost, self._unserved)
 
     async def close(self) -> None:
         """End the requests that still run. Connections between two requests are not here."""
@@ -82,10 +86,22 @@ class HttpConnection(H11Protocol):
     """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
 
     def __init__(
-        self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack, lost: Callable[[], None]
+        self,
+        config: Config,
+        state: ServerState,
+        log: UvicornLog,
+        take_back: TakeBack,
+        lost: Callable[[], None],
+        unserved: UnservedConnections,
     ) -> None:
         self._is_broken = False
-        told = {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken, "client_has_left": self.client_has_left}
+        self._unserved = unserved
+        told = {
+            "cut_off": self.cut_off,
+            "drop_rest": self.drop_rest,
+            "is_broken": lambda: self._is_broken,
+            "client_has_left": self.client_has_left,
+        }
         super().__init__(config, state, told)
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
@@ -120,6 +136,14 @@ class HttpConnection(H11Protocol):
         else:
             self.transport.close()
 
+    def drop_rest(self) -> None:
+        """End the request behind its response. What the client still sends of it is dropped."""
+        self.cycle.disconnected = True
+        self.connections.discard(self)
+        self._lost()
+        if not self.transport.is_closing():
+            LingeringConnection(self.transport, self._unserved)
+
     def handle_events(self) -> None:
         try:
             super().handle_events()
@@ -139,8 +163,10 @@ class HttpConnection(H11Protocol):
     def on_response_complete(self) -> None:
         if self.transport.is_closing():
             return
-        is_over = self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE
-        if not is_over or self.flow.write_paused:
+        if self.conn.their_state is not h11.DONE:
+            self.drop_rest()
+            return
+        if self.conn.our_state is not h11.DONE or self.flow.write_paused:
             self.transport.close()
             return
         self.flow.resume_reading()
@@ -175,4 +201,4 @@ def http_server(server: Server, voices: Voices | None = None, tools: ConsoleTool
     """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot. `tools` are for the
     console."""
     import_early()
-    return HttpServer(*application(server, voices, tools), server.outside_log)
+    return HttpServer(*application(server, voices, tools), server.outside_log, server.unserved)

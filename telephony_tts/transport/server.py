@@ -63,6 +63,7 @@ from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
+from telephony_tts.transport.unserved import UnservedConnections
 from telephony_tts.transport.vendor_leg import (
     MAX_MESSAGE_BYTES,
     Vendor,
@@ -135,6 +136,7 @@ class Server:
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._begin_http = OnePerRound()
+        self.unserved = UnservedConnections()
         self._drain_limit: asyncio.Timeout | None = None
         secret = settings.vonage.signature_secret
         self._vonage = vonage.TokenVerifier(secret) if secret is not None else None
@@ -225,6 +227,7 @@ class Server:
                     each.close()
                 for relay in self._relays:
                     relay.abort()
+                self.unserved.drop_all()
                 for incoming in self._incoming:
                     if incoming.transport is not None:
                         incoming.transport.abort()
@@ -272,7 +275,8 @@ class Server:
         route = None if self._fronts is None else self._route
         websocket = partial(self._websocket, *args, moved=moved, **kwargs)
         incoming = IncomingConnection(
-            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0], route=route, moved=moved
+            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, self.unserved, protocol=args[0], route=route,
+            moved=moved,
         )
         self._incoming.add(incoming)
         return incoming
@@ -286,7 +290,7 @@ class Server:
             self._n_sockets += 1
             connection.left.add_done_callback(self._socket_left)
             self._publish()
-        connection.log = self._outside_log
+        connection.log, connection.unserved = self._outside_log, self.unserved
         self._connections.add(connection)
         return connection
 
