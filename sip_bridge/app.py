@@ -29,8 +29,8 @@ _SETTINGS = {"not_allowed": "audiosocket.allowed", "busy": "audiosocket.max_call
 """The setting behind each reason to refuse a connection."""
 
 _MAX_WITHOUT_UUID = 256
-"""Connections that have not sent their UUID yet. Asterisk sends it at once, so connections without one must not keep its
-calls out."""
+"""Connections that have not sent their UUID yet. Asterisk sends it at once, so connections without one must not keep
+its calls out."""
 
 _RESTART_PAUSE_S = 1.0
 """The pause before an application that has crashed is started again."""

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import cast
 
 from websockets.datastructures import Headers
 from websockets.http11 import Response
@@ -55,7 +56,9 @@ class HttpServer:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._handle)
 
         make = event_loop.or_refuse(protocol)
-        self._server = await asyncio.get_running_loop().create_server(make, host, port, reuse_address=True)
+        self._server = await asyncio.get_running_loop().create_server(
+            make, host, port, reuse_address=True, backlog=event_loop.ACCEPT_QUEUE
+        )
 
     @property
     def port(self) -> int:
@@ -77,17 +80,18 @@ class HttpServer:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        transport = cast(asyncio.Transport, writer.transport)
         self._handlers.add(task)
         try:
             try:
-                head, body = await self._read(reader, writer.transport)
+                head, body = await self._read(reader, transport)
                 response = await self._answer(head, body)
             except BadRequest as error:
                 response = _text(error.status, f"{error}\n")
             writer.write(response.serialize())
-            closed = asyncio.get_running_loop().create_future()
-            LingeringConnection(writer.transport, self._unserved, lambda: closed.done() or closed.set_result(None))
-            await closed
+            closed = asyncio.Event()
+            LingeringConnection(transport, self._unserved, closed.set)
+            await closed.wait()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has closed the connection, or the bridge stops
         except Exception:

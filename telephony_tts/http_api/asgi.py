@@ -27,7 +27,6 @@ from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections
 from telephony_tts.transport.vendor_leg import split_call
 
 _CLOSE_S = 5.0
@@ -38,11 +37,8 @@ _LEFT = (7, 8)
 class HttpServer:
     """Serves the requests of `app`, whose own `paths` are these and what lies below them."""
 
-    def __init__(
-        self, app: ASGIApp, paths: tuple[str, ...], log: logs.EventLogger, unserved: UnservedConnections
-    ) -> None:
+    def __init__(self, app: ASGIApp, paths: tuple[str, ...], log: logs.EventLogger) -> None:
         self._paths = paths
-        self._unserved = unserved
         self._log = UvicornLog(log)
         self._config = Config(
             app,
@@ -64,7 +60,7 @@ class HttpServer:
         return any(path == fixed or path.startswith(fixed + "/") for fixed in self._paths)
 
     def connection(self, take_back: TakeBack, lost: Callable[[], None]) -> asyncio.Protocol:
-        return HttpConnection(self._config, self._state, self._log, take_back, lost, self._unserved)
+        return HttpConnection(self._config, self._state, self._log, take_back, lost)
 
     async def close(self) -> None:
         """End the requests that still run. Connections between two requests are not here."""
@@ -86,22 +82,13 @@ class HttpConnection(H11Protocol):
     """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
 
     def __init__(
-        self,
-        config: Config,
-        state: ServerState,
-        log: UvicornLog,
-        take_back: TakeBack,
-        lost: Callable[[], None],
-        unserved: UnservedConnections,
+        self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack, lost: Callable[[], None]
     ) -> None:
         self._is_broken = False
-        self._unserved = unserved
         told = {
-            "cut_off": self.cut_off,
-            "drop_rest": self.drop_rest,
-            "is_broken": lambda: self._is_broken,
+            "cut_off": self.cut_off, "drop_rest": self.drop_rest, "is_broken": lambda: self._is_broken,
             "client_has_left": self.client_has_left,
-        }
+        }  # fmt: skip
         super().__init__(config, state, told)
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
@@ -137,12 +124,10 @@ class HttpConnection(H11Protocol):
             self.transport.close()
 
     def drop_rest(self) -> None:
-        """End the request behind its response. What the client still sends of it is dropped."""
+        """End the request with its response. What the client still sends of it is dropped."""
         self.cycle.disconnected = True
         self.connections.discard(self)
-        self._lost()
-        if not self.transport.is_closing():
-            LingeringConnection(self.transport, self._unserved)
+        self._take_back(self.transport, None)
 
     def handle_events(self) -> None:
         try:
@@ -201,4 +186,4 @@ def http_server(server: Server, voices: Voices | None = None, tools: ConsoleTool
     """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot. `tools` are for the
     console."""
     import_early()
-    return HttpServer(*application(server, voices, tools), server.outside_log, server.unserved)
+    return HttpServer(*application(server, voices, tools), server.outside_log)

@@ -28,8 +28,8 @@ _PIECE_S = 0.001
 class UnservedConnections:
     """At most `most` connections. One more drops the oldest of the network that has the most of them.
 
-    So the connections of one network drop only each other while it has more than others. Connections from many networks,
-    or from the network of a client, drop its connection if `most` of them are opened while it sends its head.
+    So a crowd from one network keeps nobody else waiting. A crowd from many networks, or from that of a client, drops
+    the client's connection only if `most` of its own are opened while the client sends its head.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -94,7 +94,6 @@ class LingeringConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + LINGER_S
         self._n_left = LINGER_BYTES
-        self._timer: asyncio.TimerHandle | None = None
         unserved.add(self, peer_host(transport), transport.abort)
         transport.set_protocol(self)
         if transport.can_write_eof():  # TLS cannot
@@ -103,36 +102,30 @@ class LingeringConnection(asyncio.Protocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-        self._wait(min(LINGER_IDLE_S, self._end_s - self._loop.time()), self._end)
+        self._transport.resume_reading()
+        self._timer = self._loop.call_later(min(LINGER_IDLE_S, self._end_s - self._loop.time()), self._end)
 
     def data_received(self, data: bytes) -> None:
+        self._timer.cancel()
         self._n_left -= len(data)
         if self._n_left < 0:
-            self._end()
-        else:
-            self._transport.pause_reading()
-            self._wait(self._unserved.until_piece_s(), self._read_on)
+            self._transport.abort()
+            return
+        self._transport.pause_reading()
+        self._timer = self._loop.call_later(self._unserved.until_piece_s(), self._read_on)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._unserved.remove(self)
         self._lost()
-
-    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, then)
 
     def _end(self) -> None:
         if not self._transport.get_write_buffer_size():
             self._transport.close()
-        elif self._n_left < 0 or self._loop.time() >= self._end_s:
-            self._transport.abort()
+        elif self._loop.time() < self._end_s:
+            self._timer = self._loop.call_later(LINGER_IDLE_S, self._end)
         else:
-            self._wait(LINGER_IDLE_S, self._end)
+            self._transport.abort()
 
 
 def peer_host(transport: asyncio.BaseTransport) -> str:

@@ -13,8 +13,6 @@ from bridge_rig import BridgeRig, EndReasons, bridging, get, run, until
 from standin_ari import SETTINGS, StandinAri, standin_ari
 from standin_server import StandinServer, standin_server
 
-from sip_bridge import http_server
-
 pytestmark = pytest.mark.timed
 
 
