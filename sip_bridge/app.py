@@ -20,6 +20,7 @@ from sip_bridge.rtp.codec import rtp_codec
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger
+from telephony_tts.transport.unserved import UnservedConnections
 
 Listener = TypeVar("Listener")
 
@@ -28,8 +29,8 @@ _SETTINGS = {"not_allowed": "audiosocket.allowed", "busy": "audiosocket.max_call
 """The setting behind each reason to refuse a connection."""
 
 _MAX_WITHOUT_UUID = 256
-"""Connections that have not sent their UUID yet. One more closes the oldest of them. Asterisk sends the UUID at
-once, so connections without one must not keep its calls out."""
+"""Connections that have not sent their UUID yet. Asterisk sends it at once, so connections without one must not keep
+its calls out."""
 
 _RESTART_PAUSE_S = 1.0
 """The pause before an application that has crashed is started again."""
@@ -62,8 +63,7 @@ class SipBridge:
     def __init__(self, config: BridgeConfig) -> None:
         self._config = config
         self._calls: set[PbxCall] = set()
-        self._without_uuid: dict[AudioSocketCall, CallerSocket] = {}
-        """Calls without a UUID so far, the oldest first."""
+        self._without_uuid = UnservedConnections(_MAX_WITHOUT_UUID)
         self._with_uuid: set[AudioSocketCall] = set()
         self._limit = logs.LineLimit.outside_calls()
         self._log = _log.limited(self._limit)
@@ -152,13 +152,13 @@ class SipBridge:
             self._refused(reason, self._log.bind(peer=socket.peer))
             socket.abort()
             return
-        if len(self._without_uuid) >= _MAX_WITHOUT_UUID:
-            oldest, oldest_socket = next(iter(self._without_uuid.items()))
-            del self._without_uuid[oldest]
-            oldest.end("no_uuid", why=f"{_MAX_WITHOUT_UUID} connections have sent no UUID: are they Asterisk's?")
-            oldest_socket.abort()
         call = AudioSocketCall(socket, self._config, log=self._log, may_begin=self._may_begin)
-        self._without_uuid[call] = socket
+
+        def drop() -> None:
+            call.end("no_uuid", why=f"{_MAX_WITHOUT_UUID} connections have sent no UUID: are they Asterisk's?")
+            socket.abort()
+
+        self._without_uuid.add(call, socket.peer, drop)
         self._begin(call, lambda: self._closed(call, socket))
 
     @property
@@ -167,7 +167,7 @@ class SipBridge:
 
     def _may_begin(self, call: AudioSocketCall) -> bool:
         """Whether a call that has sent its UUID may go on. It counts against max_calls from now on."""
-        self._without_uuid.pop(call, None)
+        self._without_uuid.remove(call)
         if self._is_full:
             self._refused("busy", call.log)
             return False
@@ -180,7 +180,7 @@ class SipBridge:
 
     def _closed(self, call: AudioSocketCall, socket: CallerSocket) -> None:
         socket.abort()  # still open only if the task was cancelled before it ran
-        self._without_uuid.pop(call, None)
+        self._without_uuid.remove(call)
         self._with_uuid.discard(call)
 
     def _begin(self, call: PbxCall, then: Callable[[], None] = lambda: None) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import cast
 
 from websockets.datastructures import Headers
 from websockets.http11 import Response
@@ -18,16 +19,13 @@ from websockets.http11 import Response
 from sip_bridge import metrics
 from telephony_tts import event_loop, logs
 from telephony_tts.transport.request_head import RequestHead
+from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections, peer_host
 
 _log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
 
 _READ_S = 5.0
 _READ_BYTES = 16_384
 _MAX_BODY_BYTES = 65_536
-_DROP_S = 1.0
-_MAX_DROPPED_BYTES = 1 << 20
-_MAX_READING = 100
-"""Connections whose request is being read. One more is closed without an answer."""
 
 AnswerOriginate = Callable[[str, bytes], Awaitable[tuple[HTTPStatus, dict[str, object]]]]
 """(the Authorization header, the body) to the status and the JSON of the answer."""
@@ -48,7 +46,7 @@ class HttpServer:
         self._why_not_ready = why_not_ready
         self._originate = originate
         self._handlers: set[asyncio.Task[None]] = set()
-        self._n_reading = 0
+        self._unserved = UnservedConnections()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
@@ -58,7 +56,9 @@ class HttpServer:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._handle)
 
         make = event_loop.or_refuse(protocol)
-        self._server = await asyncio.get_running_loop().create_server(make, host, port, reuse_address=True)
+        self._server = await asyncio.get_running_loop().create_server(
+            make, host, port, reuse_address=True, backlog=event_loop.ACCEPT_QUEUE
+        )
 
     @property
     def port(self) -> int:
@@ -80,23 +80,18 @@ class HttpServer:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        transport = cast(asyncio.Transport, writer.transport)
+        self._handlers.add(task)
         try:
-            if self._n_reading >= _MAX_READING:
-                return
-            self._handlers.add(task)
             try:
-                head, body = await self._read(reader)
+                head, body = await self._read(reader, transport)
                 response = await self._answer(head, body)
-                is_read = not _has_unread_body(head)
             except BadRequest as error:
                 response = _text(error.status, f"{error}\n")
-                is_read = False
             writer.write(response.serialize())
-            async with asyncio.timeout(_READ_S):
-                await writer.drain()
-            if not is_read:
-                writer.write_eof()
-                await self._drop_rest(reader)
+            closed = asyncio.Event()
+            LingeringConnection(transport, self._unserved, closed.set)
+            await closed.wait()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has closed the connection, or the bridge stops
         except Exception:
@@ -105,9 +100,9 @@ class HttpServer:
             self._handlers.discard(task)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> tuple[RequestHead, bytes]:
+    async def _read(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> tuple[RequestHead, bytes]:
         """The head and the body of a request. Raises BadRequest, and IncompleteReadError if the client closes early."""
-        self._n_reading += 1
+        self._unserved.add(transport, peer_host(transport), transport.abort)
         try:
             async with asyncio.timeout(_READ_S):
                 head = RequestHead(any_method=True)
@@ -121,19 +116,7 @@ class HttpServer:
         except TimeoutError:
             raise BadRequest(HTTPStatus.REQUEST_TIMEOUT, f"no whole request within {_READ_S:g} s") from None
         finally:
-            self._n_reading -= 1
-
-    async def _drop_rest(self, reader: asyncio.StreamReader) -> None:
-        """Read what is left of a refused request: to close a socket with unread bytes would reset the connection, and
-        the client could lose the answer."""
-        self._n_reading += 1
-        try:
-            async with asyncio.timeout(_DROP_S):
-                n_left = _MAX_DROPPED_BYTES
-                while n_left > 0 and (data := await reader.read(_READ_BYTES)):
-                    n_left -= len(data)
-        finally:
-            self._n_reading -= 1
+            self._unserved.remove(transport)
 
     async def _answer(self, head: RequestHead, body: bytes) -> Response:
         path = head.target.partition("?")[0]
@@ -181,12 +164,6 @@ def _body_length(head: RequestHead) -> int:
     if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
         raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {_MAX_BODY_BYTES} bytes")
     return int(length)
-
-
-def _has_unread_body(head: RequestHead) -> bool:
-    """Whether the request has a body that `_read` has left: it reads only those of POST."""
-    lengths = head.values("content-length")
-    return head.method != "POST" and (bool(head.values("transfer-encoding")) or lengths not in ([], ["0"]))
 
 
 def _only(head: RequestHead, name: str) -> str:

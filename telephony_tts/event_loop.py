@@ -114,8 +114,8 @@ class _Admission(asyncio.Protocol):
     """Lets `protocol` have its connection if epoll takes the socket.
 
     When libuv gives a socket to epoll, and the system has no memory for that, it ends the process with SIGABRT. It
-    accepts that epoll has the socket already. With TLS libuv gives it the socket for the handshake, before this is
-    called. Connections that we open, and one that is read again after a pause, are not protected either.
+    accepts that epoll has the socket already. A listener that has TLS would give it the socket before this is called.
+    Connections that we open, and one that is read again after a pause, are not protected either.
     """
 
     def __init__(self, protocol: asyncio.BaseProtocol, epoll: select.epoll) -> None:
@@ -125,8 +125,7 @@ class _Admission(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
-            with suppress(FileExistsError):  # TLS has read from it
-                self._epoll.register(transport.get_extra_info("socket").fileno(), 0)
+            self._epoll.register(transport.get_extra_info("socket").fileno(), 0)
             transport.set_protocol(self._protocol)
             self._protocol.connection_made(transport)
         except Exception:  # uvloop would neither read from the connection nor close it

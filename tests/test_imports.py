@@ -208,7 +208,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(
-        "wire audio errors clock metrics logs event_loop transport.connection transport.request_head",
+        "wire audio errors clock metrics logs event_loop transport.connection transport.request_head "
+        "transport.unserved",
         "numpy websockets prometheus_client",
     ),
     "sip_bridge.audiosocket.frames": row(not_stdlib=TASKS | IO),
@@ -225,7 +226,7 @@ TABLE: dict[str, Row] = {
     "sip_bridge.rtp.codec": row("audio", "numpy", TASKS | IO),
     "sip_bridge.rtp.concealment": row("audio", "numpy", TASKS | IO),
     "sip_bridge.rtp.packets": row("audio clock", not_stdlib=TASKS | IO),
-    "sip_bridge.app": row("errors logs event_loop"),
+    "sip_bridge.app": row("errors logs event_loop transport.unserved"),
     "sip_bridge.cli": row("errors cli_settings"),
 }
 

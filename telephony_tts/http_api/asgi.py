@@ -85,7 +85,10 @@ class HttpConnection(H11Protocol):
         self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack, lost: Callable[[], None]
     ) -> None:
         self._is_broken = False
-        told = {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken, "client_has_left": self.client_has_left}
+        told = {
+            "cut_off": self.cut_off, "drop_rest": self.drop_rest, "is_broken": lambda: self._is_broken,
+            "client_has_left": self.client_has_left,
+        }  # fmt: skip
         super().__init__(config, state, told)
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
@@ -120,6 +123,12 @@ class HttpConnection(H11Protocol):
         else:
             self.transport.close()
 
+    def drop_rest(self) -> None:
+        """End the request with its response. What the client still sends of it is dropped."""
+        self.cycle.disconnected = True
+        self.connections.discard(self)
+        self._take_back(self.transport, None)
+
     def handle_events(self) -> None:
         try:
             super().handle_events()
@@ -139,8 +148,10 @@ class HttpConnection(H11Protocol):
     def on_response_complete(self) -> None:
         if self.transport.is_closing():
             return
-        is_over = self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE
-        if not is_over or self.flow.write_paused:
+        if self.conn.their_state is not h11.DONE:
+            self.drop_rest()
+            return
+        if self.conn.our_state is not h11.DONE or self.flow.write_paused:
             self.transport.close()
             return
         self.flow.resume_reading()

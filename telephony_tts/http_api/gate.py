@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import unquote
 
 from fastapi.responses import Response
@@ -29,8 +29,6 @@ BODY_PIECE_S = 20.0
 """The longest time between two pieces of a body."""
 BODY_S = 120.0
 """The longest time for a whole body."""
-LINGER_S = 2.0
-LINGER_BYTES = 1_000_000
 _BODIES_AT_ONCE = 4
 """All bodies together may take the memory of so many of the largest size."""
 _BYTES_PER_CHAR = 12
@@ -104,7 +102,7 @@ class Gate:
                 if scope["state"]["is_broken"]():
                     raise BadRequest("the body's chunks cannot be parsed")
             except TelephonyTTSError as error:
-                await _refuse(self._refusal(scope["path"], error), receive, send)
+                await _refuse(self._refusal(scope["path"], error), scope["state"], send)
                 return
             if is_whole:
                 await self._app(scope, _replayed(bytes(held), receive), send)
@@ -245,19 +243,9 @@ async def _allow_page(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(status_code=204, headers=headers)(scope, receive, send)
 
 
-async def _refuse(response: Response, receive: Receive, send: Send) -> None:
-    """Send the response and close the connection. Meanwhile what the client still sends is read and dropped: the kernel
-    resets a connection that is closed with unread bytes, and the client would lose the response."""
+async def _refuse(response: Response, state: Mapping[str, Any], send: Send) -> None:
+    """Send the response, and let the client read it: the rest of the request's body is dropped."""
     response.headers["Connection"] = "close"
-    start: Message = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-    await send(start)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            n_bytes = 0
-            while n_bytes < LINGER_BYTES:
-                message = await receive()
-                n_bytes += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    break
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    state["drop_rest"]()

@@ -26,6 +26,7 @@ from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.keys.key import NO_KEY
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
+from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections
 from telephony_tts.wire.fields import traceparent
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions
@@ -56,10 +57,6 @@ _MAX_REASON_BYTES = 123
 MAX_FRAGMENTS = 4096
 """The most fragments of one message: empty fragments never reach the limit of bytes. A turn of 4,000 characters in one
 fragment each still fits."""
-
-_MAX_DROPPED_BYTES = 1 << 20
-"""How many bytes behind an HTTP request are read and dropped. Closing a socket with unread bytes would reset the
-connection, and the response could be lost."""
 
 OnMessage = Callable[[bytes, bool], None]
 """(payload, is_text)"""
@@ -302,6 +299,8 @@ class CallConnection(DirectConnection, ServerConnection):
     """Authorised by the handshake. Otherwise the first message must bring a token."""
     may_begin = False
     """Admitted as a new call. Otherwise it may only join a call."""
+    unserved: UnservedConnections
+    """Where it has a place after a response that opens no WebSocket."""
 
     @property
     def own_host(self) -> str:
@@ -318,10 +317,9 @@ class CallConnection(DirectConnection, ServerConnection):
         super().__init__(*args, **kwargs)
         self._head: RequestHead | None = RequestHead()
         self._behind: bytes | None = None
-        self._n_dropped_bytes = 0
 
     def _refuse(self, flaw: Flaw) -> None:
-        """Refuse a head that the library must not see. The open timeout ends the connection if the peer does not."""
+        """Refuse a head that the library must not see."""
         response = self.protocol.reject(flaw.status, flaw.text)
         if flaw.status is HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["Allow"] = ", ".join(METHODS)
@@ -344,10 +342,6 @@ class CallConnection(DirectConnection, ServerConnection):
                 self._take_head(self._head)
         elif self._behind is not None:
             self._behind += data
-        elif self.protocol.state is CONNECTING:
-            self._n_dropped_bytes += len(data)
-            if self._n_dropped_bytes > _MAX_DROPPED_BYTES:
-                self.transport.abort()
         else:
             super().data_received(data)
 
@@ -362,14 +356,41 @@ class CallConnection(DirectConnection, ServerConnection):
         super(DirectConnection, self).data_received(head.whole)  # in one piece: it is not a flood
 
     def send_data(self) -> None:
+        if self.protocol.state is CONNECTING and self.protocol.eof_sent and not self.transport.is_closing():
+            self._leave_library()
+            return
         super().send_data()
-        if self._behind is not None and (self.protocol.state is not CONNECTING or self.protocol.eof_sent):
+        if self._behind is not None and self.protocol.state is not CONNECTING:
             self.loop.call_soon(self._read_on)
+
+    def _leave_library(self) -> None:
+        """Write a response that opens no WebSocket. The library would close the connection before its client has read
+        the response."""
+        transport, self.transport = self.transport, ClosedTransport()
+        self._head = self._behind = None
+        transport.write(b"".join(self.protocol.data_to_send()))
+        LingeringConnection(transport, self.unserved)
+        self.connection_lost(None)
 
     def eof_received(self) -> None:
         if self._head is not None and self._head.begun:
             self._refuse(CUT_OFF)
         super().eof_received()
+
+
+class ClosedTransport(asyncio.Transport):
+    """The transport of a connection that has given its own away: the library aborts it."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    abort = close
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 class DialledConnection(DirectConnection, ClientConnection):

@@ -18,7 +18,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from telephony_tts import event_loop
-from telephony_tts.transport.connection import CallConnection, DirectConnection, OnMessage
+from telephony_tts.transport.connection import CallConnection, ClosedTransport, DirectConnection, OnMessage
 from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MAX_MOVES, MovedSocket
 from telephony_tts.transport.incoming import FLUSH_S, addresses
 from telephony_tts.transport.relay import Relay
@@ -120,7 +120,7 @@ class FrontConnection(CallConnection):
             relay = Relay(slow_s)
             sock = await relay.open(transport)
             relays(relay)
-            self.transport = _Closed()  # the library aborts the transport of a connection that it closes
+            self.transport = ClosedTransport()
             self.connection_lost(None)
             return sock, moved
         sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
@@ -245,21 +245,6 @@ def _closed_socket() -> socket.socket:
     ours, theirs = socket.socketpair()
     theirs.close()
     return ours
-
-
-class _Closed(asyncio.Transport):
-    """The transport of a connection that has none any more."""
-
-    def is_closing(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
-
-    abort = close
-
-    def get_write_buffer_size(self) -> int:
-        return 0
 
 
 def _request_of(head: bytes) -> Request:

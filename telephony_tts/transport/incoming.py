@@ -25,6 +25,7 @@ from telephony_tts import event_loop
 from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
+from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections, peer_host
 
 KEEP_ALIVE_S = 30.0
 """The longest time from an HTTP response to the end of the next request's head."""
@@ -32,8 +33,9 @@ KEEP_ALIVE_S = 30.0
 FLUSH_S = 2.0
 """How long the rest of what is sent may take to a peer before its connection is moved."""
 
-TakeBack = Callable[[asyncio.Transport, bytes], None]
-"""Takes a connection after its response, with the bytes that came behind the request."""
+TakeBack = Callable[[asyncio.Transport, bytes | None], None]
+"""Takes a connection after its response, with the bytes that came behind the request. None: the client still sends a
+request that was refused."""
 
 
 class HttpSide(Protocol):
@@ -76,6 +78,20 @@ class OnePerRound:
             self._waiting.popleft()()
 
 
+class BeforeTls(asyncio.Protocol):
+    """Gives away the socket of a connection that was just accepted, and the peer's address. A listener of asyncio that
+    has TLS would tell of it only after the handshake, so nobody could bound the number of those before it."""
+
+    def __init__(self, take: Callable[[socket.socket, str], object]) -> None:
+        self._take = take
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast(asyncio.Transport, transport)
+        sock = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
+        plain.abort()  # the copy of the socket stays open
+        self._take(sock, peer_host(plain))
+
+
 class IncomingConnection(asyncio.Protocol):
     """See the module text. A connection without a complete head is dropped after `open_timeout_s`, and one that had a
     response after KEEP_ALIVE_S."""
@@ -86,11 +102,12 @@ class IncomingConnection(asyncio.Protocol):
         http: HttpSide,
         begin_http: OnePerRound,
         open_timeout_s: float,
+        unserved: UnservedConnections,
         protocol: object,
         route: Route | None = None,
         moved: MovedSocket | None = None,
     ) -> None:
-        """`begin_http` is shared by all connections. `protocol` is the WebSocket library's object for this one.
+        """All connections share `begin_http` and `unserved`. `protocol` is the WebSocket library's object for this one.
 
         `moved`: another front gave the connection away, with the bytes of its request so far.
         """
@@ -109,6 +126,7 @@ class IncomingConnection(asyncio.Protocol):
         self._http = http
         self._begin_http = begin_http
         self._open_timeout_s = open_timeout_s
+        self._unserved = unserved
         self._head = RequestHead(any_method=True)
         self._bytes = bytearray()
         self._timer: asyncio.TimerHandle | None = None
@@ -117,21 +135,32 @@ class IncomingConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
-        self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, self.transport.abort)
+        self._await_head(self._open_timeout_s, self.transport.abort)
         if self.moved is not None:
             # Now: uvloop reads as soon as this returns.
             self.data_received(self.moved.read)
 
-    def take_back(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Decide about the next request of a connection. `data` are the bytes of it that are there already."""
+    def take_back(self, transport: asyncio.Transport, data: bytes | None) -> None:
+        """Decide about the next request of a connection. `data` are the bytes of it that are there already. None: there
+        will be none."""
         self._request_over()
+        if data is None:
+            LingeringConnection(transport, self._unserved)
+            return
         self.transport = transport
         self.moved = None
         self._head, self._is_decided = RequestHead(any_method=True), False
-        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._end_idle)
+        self._await_head(KEEP_ALIVE_S, self._end_idle)
         transport.set_protocol(self)
         if data:
             self.data_received(data)
+
+    def _await_head(self, seconds: float, end: Callable[[], object]) -> None:
+        """Call `end` if no head is complete within this time, or if there are too many connections without one."""
+        assert self.transport is not None
+        self._timer = asyncio.get_running_loop().call_later(seconds, end)
+        host = peer_host(self.transport) if self.moved is None else self.moved.remote[0]
+        self._unserved.add(self, host, end)
 
     def _end_idle(self) -> None:
         assert self.transport is not None
@@ -260,6 +289,7 @@ class IncomingConnection(asyncio.Protocol):
         return protocol
 
     def _stop_timer(self) -> None:
+        self._unserved.remove(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -55,7 +56,7 @@ from telephony_tts.transport.fronts import (
     MovedSocket,
 )
 from telephony_tts.transport.genesys_leg import GenesysLeg
-from telephony_tts.transport.incoming import HttpSide, IncomingConnection, OnePerRound
+from telephony_tts.transport.incoming import BeforeTls, HttpSide, IncomingConnection, OnePerRound
 from telephony_tts.transport.jambonz_leg import JambonzLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
 from telephony_tts.transport.registry import Registry
@@ -63,6 +64,7 @@ from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
+from telephony_tts.transport.unserved import UnservedConnections
 from telephony_tts.transport.vendor_leg import (
     MAX_MESSAGE_BYTES,
     Vendor,
@@ -135,6 +137,7 @@ class Server:
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._begin_http = OnePerRound()
+        self.unserved = UnservedConnections()
         self._drain_limit: asyncio.Timeout | None = None
         secret = settings.vonage.signature_secret
         self._vonage = vonage.TokenVerifier(secret) if secret is not None else None
@@ -181,13 +184,14 @@ class Server:
         listener = self._listener = await serve(
             self._handle,
             **where,
-            **self._tls,
             compression=None,
             process_request=self._answer,
             process_response=_with_headers_of_vendor,
             select_subprotocol=_any_subprotocol,
             # documented: "a wrapper or a subclass"
-            create_connection=event_loop.or_refuse(self._connection),  # type: ignore[arg-type]
+            create_connection=event_loop.or_refuse(  # type: ignore[arg-type]
+                self._connection if self.settings.tls is None else self._before_tls
+            ),
             max_size=settings.max_message_bytes,
             **self._timing,
             open_timeout=_OPEN_TIMEOUT_S,
@@ -198,8 +202,8 @@ class Server:
         )
         more = self._more_listeners = [
             await asyncio.get_running_loop().create_server(
-                event_loop.or_refuse(self._accepted), sock=sock, start_serving=False,
-                backlog=event_loop.ACCEPT_QUEUE, **self._tls
+                event_loop.or_refuse(self._accepted if self.settings.tls is None else self._before_tls), sock=sock,
+                start_serving=False, backlog=event_loop.ACCEPT_QUEUE,
             )
             for sock in sockets[1:]
         ]
@@ -225,6 +229,7 @@ class Server:
                     each.close()
                 for relay in self._relays:
                     relay.abort()
+                self.unserved.drop_all()
                 for incoming in self._incoming:
                     if incoming.transport is not None:
                         incoming.transport.abort()
@@ -249,16 +254,24 @@ class Server:
         """How long a connection may be silent, and how long it may take to close."""
         return {"ping_interval": self.settings.server.ping_interval_s, "close_timeout": _CLOSE_TIMEOUT_S}
 
-    @property
-    def _tls(self) -> dict[str, Any]:
-        """How connections are encrypted, on every address. asyncio would give a handshake a minute."""
-        if self.settings.tls is None:
-            return {}
-        return {
-            "ssl": self.settings.tls,
-            "ssl_handshake_timeout": _OPEN_TIMEOUT_S,
-            "ssl_shutdown_timeout": _CLOSE_TIMEOUT_S,
-        }
+    def _before_tls(self, *_library: object, **_timing: object) -> asyncio.Protocol:
+        return BeforeTls(self._begin_tls)
+
+    def _begin_tls(self, sock: socket.socket, host: str) -> None:
+        """Serve a connection that was just accepted when its handshake is complete."""
+        assert self.registry.group is not None
+        self.unserved.add(sock, host, partial(_shut, sock))
+        self.registry.group.create_task(self._shake_hands(sock), name="TLS handshake")
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        try:
+            await self.adopt(sock)
+        except (ssl.SSLError, ConnectionError):
+            pass  # it was no handshake, it took too long, or the peer has gone
+        except Exception:
+            self._outside_log.exception("connection_not_taken")
+        finally:
+            self.unserved.remove(sock)
 
     @property
     def _library_log(self) -> logs.EventLogger:
@@ -271,7 +284,8 @@ class Server:
         route = None if self._fronts is None else self._route
         websocket = partial(self._websocket, *args, moved=moved, **kwargs)
         incoming = IncomingConnection(
-            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0], route=route, moved=moved
+            websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, self.unserved, protocol=args[0], route=route,
+            moved=moved,
         )
         self._incoming.add(incoming)
         return incoming
@@ -285,7 +299,7 @@ class Server:
             self._n_sockets += 1
             connection.left.add_done_callback(self._socket_left)
             self._publish()
-        connection.log = self._outside_log
+        connection.log, connection.unserved = self._outside_log, self.unserved
         self._connections.add(connection)
         return connection
 
@@ -452,8 +466,11 @@ class Server:
         self._relays.add(relay)
         relay.over.add_done_callback(lambda _over: self._relays.discard(relay))
 
-    async def adopt(self, sock: socket.socket, moved: MovedSocket) -> None:
-        """Go on with a connection of another front. Raises OSError if its socket cannot be used; it is closed then."""
+    async def adopt(self, sock: socket.socket, moved: MovedSocket | None = None) -> None:
+        """Go on with a connection of another front, or with one that is new. asyncio would give the handshake of TLS a
+        minute. Raises OSError if its socket cannot be used, or no handshake comes; it is closed then."""
+        times_s = {"ssl_handshake_timeout": _OPEN_TIMEOUT_S, "ssl_shutdown_timeout": _CLOSE_TIMEOUT_S}
+        tls: dict[str, Any] = {"ssl": self.settings.tls, **times_s} if moved is None else {}
         made: list[asyncio.Protocol] = []
 
         def accepted() -> asyncio.Protocol:
@@ -463,7 +480,7 @@ class Server:
         try:
             sock.setblocking(False)
             with event_loop.watched(sock):
-                await asyncio.get_running_loop().connect_accepted_socket(accepted, sock)
+                await asyncio.get_running_loop().connect_accepted_socket(accepted, sock, **tls)
         except BaseException:
             sock.close()
             for connection in made:
@@ -909,6 +926,11 @@ _CARRIERS = ("/media/twilio", "/media/telnyx", "/media/plivo", "/media/signalwir
 """Legs that may bring their token in `start`."""
 _WITH_OPTIONS = ("/media/vonage", "/media/genesys", "/media/jambonz")
 """Legs that read `call`, and some also `rate`, from their address."""
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _options(connection: CallConnection) -> StreamOptions:

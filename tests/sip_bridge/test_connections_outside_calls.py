@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from bridge_rig import BridgeRig, EndReasons, bridging, noise, run, until
+from half_open import HalfOpen, crowd_beside
 from log_lines import lines
 from standin_asterisk import StandinPhone, phone, raw_connection, read_to_end
 from standin_server import ServedCall, StandinServer, standin_server
@@ -108,6 +109,24 @@ def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCapture
     # 20 at once and one per second, of two kinds; four calls log three lines each.
     assert len(caplog.records) < 20 + 60 + 4 * 3 + 10
     assert sum(line.get("left_out", 0) for line in [*told, *lines(caplog, "call_ended")]) > 50
+
+
+def test_a_flood_from_one_address_drops_no_slow_call_from_another() -> None:
+    """Pinned: the oldest of all was dropped, whoever had opened the others."""
+
+    async def main() -> None:
+        async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=30) as rig:
+            loop, name = asyncio.get_running_loop(), uuid.uuid4()
+            with socket.socket() as slow:
+                slow.bind(("127.0.0.2", 0))
+                slow.setblocking(False)
+                await loop.sock_connect(slow, ("127.0.0.1", rig.port))
+                async with crowd_beside(rig.port, 400, HalfOpen()) as many:
+                    await until(lambda: sum(many.is_open()) == 255, "the crowd has dropped its own")
+                    await loop.sock_sendall(slow, UUID_HEADER + name.bytes)
+                    await server.call(str(name))
+
+    run(main)
 
 
 def test_a_call_over_the_limit_is_refused_after_its_uuid(caplog: pytest.LogCaptureFixture) -> None:

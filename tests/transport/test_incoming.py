@@ -15,6 +15,7 @@ import pytest
 from telephony_tts import event_loop
 from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.incoming import IncomingConnection, OnePerRound
+from telephony_tts.transport.unserved import UnservedConnections
 
 GET = b"GET /x HTTP/1.1\r\n\r\n"
 
@@ -60,7 +61,7 @@ class Http:
 
 def incoming(begin_http: OnePerRound) -> tuple[IncomingConnection, Wire]:
     wire = Wire()
-    connection = IncomingConnection(Receiver, Http(), begin_http, 10.0, protocol=None)
+    connection = IncomingConnection(Receiver, Http(), begin_http, 10.0, UnservedConnections(), protocol=None)
     connection.connection_made(wire)
     return connection, wire
 
@@ -181,8 +182,8 @@ class Connected:
         moved = MovedSocket("request", 1, ("127.0.0.1", 80), ("127.0.0.1", 4000), read) if read else None
         later: Any = self.later
         make = partial(
-            IncomingConnection, self.sides.websocket, self.sides, later, 10.0, protocol=None, route=self._route,
-            moved=moved,
+            IncomingConnection, self.sides.websocket, self.sides, later, 10.0, UnservedConnections(), protocol=None,
+            route=self._route, moved=moved,
         )  # fmt: skip
         _, self.incoming = await asyncio.get_running_loop().connect_accepted_socket(make, self.ours)
 

@@ -13,8 +13,6 @@ from bridge_rig import BridgeRig, EndReasons, bridging, get, run, until
 from standin_ari import SETTINGS, StandinAri, standin_ari
 from standin_server import StandinServer, standin_server
 
-from sip_bridge import http_server
-
 pytestmark = pytest.mark.timed
 
 
@@ -209,22 +207,6 @@ def test_bad_http_requests_get_the_right_status(request_bytes: bytes, status: in
         async with sides() as (_, _, rig):
             assert (await raw(rig.http_port, request_bytes))[0] == status
             assert (await get(rig.http_port, "/healthz"))[0] == 200
-
-    run(main)
-
-
-@pytest.mark.parametrize("line", [b"GET /nothing", b"DELETE /metrics", b"GET /originate"])
-def test_a_refused_client_that_stays_connected_takes_no_place(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_MAX_READING", 1)
-    monkeypatch.setattr(http_server, "_DROP_S", 30.0)
-
-    async def main() -> None:
-        async with sides() as (_, _, rig):
-            reader, writer = await asyncio.open_connection("127.0.0.1", rig.http_port)
-            writer.write(line + b" HTTP/1.1\r\n\r\n")
-            assert (await asyncio.wait_for(reader.readline(), 8)).split()[1] in (b"404", b"405")
-            assert (await get(rig.http_port, "/healthz"))[0] == 200
-            writer.close()
 
     run(main)
 
