@@ -154,7 +154,7 @@ def read(path: Path) -> LexiconFile:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which is the limit of a lexicon")
+        raise _too_large(str(path))
     try:
         return parse(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -162,8 +162,14 @@ def read(path: Path) -> LexiconFile:
         raise ConfigError(f"{path}, line {line}: not UTF-8 text") from error
 
 
+def _too_large(source: str) -> ConfigError:
+    return ConfigError(f"{source}: larger than {MAX_FILE_BYTES} bytes, which is the limit of a lexicon")
+
+
 def parse(text: str, source: str) -> LexiconFile:
     """The entries of a text in YAML. `source` names it in errors. Raises ConfigError."""
+    if len(text.encode(errors="surrogatepass")) > MAX_FILE_BYTES:
+        raise _too_large(source)
     try:
         node = _root(text)
     except yaml.MarkedYAMLError as error:

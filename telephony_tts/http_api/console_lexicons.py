@@ -24,6 +24,7 @@ from telephony_tts.text.normalizer import detect_lang, said_before
 from telephony_tts.text.rewriting import spoken_spans, told_changes
 from telephony_tts.text.segmenter import Segmenter
 
+LEXICONS = "/console/api/lexicons"
 _NO_STORE = {"Cache-Control": "no-store"}
 _HERE = "this text"
 """How errors name a text that is in no file."""

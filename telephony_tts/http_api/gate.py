@@ -18,8 +18,10 @@ from websockets.datastructures import Headers
 
 from telephony_tts import metrics
 from telephony_tts.errors import Busy, TelephonyTTSError
+from telephony_tts.http_api.console_lexicons import LEXICONS
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
+from telephony_tts.lexicon_files import MAX_FILE_BYTES
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
 from telephony_tts.wire.fields import traceparent
@@ -33,6 +35,8 @@ _BODIES_AT_ONCE = 4
 """All bodies together may take the memory of so many of the largest size."""
 _BYTES_PER_CHAR = 12
 """The most that JSON and forms need for a character: an emoji is two escapes of six bytes, or four of three."""
+_JSON_PER_BYTE = 3
+"""The most that JSON needs for a byte of a text in UTF-8: a letter with an accent has two bytes and may be six."""
 _OPTIONS_BYTES = 65_536
 """Room for all that a body without a file has beside its text."""
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
@@ -98,7 +102,8 @@ class Gate:
                         await _allow_page(scope, receive, send)
                         return
                     self._check_key(scope, headers)
-                is_whole = await self._read_body(headers, receive, held, may_have_one=not is_open)
+                limit = 0 if is_open else self._most_bytes(scope, headers)
+                is_whole = await self._read_body(headers, receive, held, limit)
                 if scope["state"]["is_broken"]():
                     raise BadRequest("the body's chunks cannot be parsed")
             except TelephonyTTSError as error:
@@ -128,23 +133,25 @@ class Gate:
         scope["state"]["lexicons"] = self._server.lexicons_for(target, headers, key)
         scope["state"]["supervises"] = self._server.supervises(key)
 
-    async def _read_body(
-        self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool
-    ) -> bool:
+    def _most_bytes(self, scope: Scope, headers: Headers) -> int:
+        """The limit of the request's body."""
+        settings = self._server.settings.vendors
+        if any(kind.lower().startswith("multipart/form-data") for kind in headers.get_all("Content-Type")):
+            return settings.request_bytes
+        n_bytes = _BYTES_PER_CHAR * settings.request_chars
+        if scope["path"].startswith(LEXICONS) and scope["state"]["supervises"]:
+            n_bytes = max(n_bytes, _JSON_PER_BYTE * MAX_FILE_BYTES)
+        return min(settings.request_bytes, n_bytes + _OPTIONS_BYTES)
+
+    async def _read_body(self, headers: Headers, receive: Receive, held: bytearray, limit: int) -> bool:
         """Read the whole body into `held`. False: the client has closed the connection. Raises TelephonyTTSError."""
         announced = headers.get("Content-Length")  # RequestHead let in at most one, and it is a number
-        settings = self._server.settings.vendors
-        limit = settings.request_bytes
-        if not any(kind.lower().startswith("multipart/form-data") for kind in headers.get_all("Content-Type")):
-            limit = min(limit, _BYTES_PER_CHAR * settings.request_chars + _OPTIONS_BYTES)
         for kind in headers.get_all("Content-Type"):
             charset = _CHARSET.search(kind)
             if charset is not None and charset[1].lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
                 raise BadRequest("the body's charset must be UTF-8")
         if any(kind.strip().lower() not in ("", "identity") for kind in headers.get_all("Content-Encoding")):
             raise EncodedBody("a body with a Content-Encoding is not read; send it as it is")
-        if not may_have_one:
-            limit = 0
         too_large = BodyTooLarge(f"the body is larger than {limit} bytes")
         if announced is not None and int(announced) > limit:
             raise too_large
@@ -163,7 +170,7 @@ class Gate:
             self._n_held_bytes += len(piece)
             if len(held) > limit:
                 raise too_large
-            if self._n_held_bytes > _BODIES_AT_ONCE * settings.request_bytes:
+            if self._n_held_bytes > _BODIES_AT_ONCE * self._server.settings.vendors.request_bytes:
                 raise Busy("too many large bodies come at the same time", retry_after_ms=2_000)
             if not message.get("more_body", False):
                 return True

@@ -18,6 +18,7 @@ from telephony_tts.transport.connection import CallConnection, Dial, DialledConn
 from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.sound_fetch import has_control
 
 _OPEN_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -29,9 +30,10 @@ def may_dial(url: str, allowed: Sequence[str]) -> bool:
     try:
         asked = urlsplit(url)
         beginnings = [urlsplit(each) for each in allowed]
+        has_one = has_control(url)
     except ValueError:
         return False
-    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+    if has_one or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         return False  # a space would end the request's target early
     if asked.scheme not in ("ws", "wss") or ".." in asked.path.split("/") or "%" in asked.path:
         return False

@@ -13,7 +13,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -27,6 +27,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 """All IPv6 addresses that are in use on the Internet. Python counts some others as global too, such as site-local ones.
 """
 _MOST_DECODINGS = 4
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PIECE_BYTES = 64 << 10
 _HEADERS = {"Accept": "audio/*, */*;q=0.1", "Accept-Encoding": "identity"}
 _TYPES = re.compile(r"audio/|application/(ogg|octet-stream|x-wav)\b|binary/octet-stream|video/(mp4|webm|ogg)", re.I)
@@ -50,8 +51,10 @@ class SoundAddress:
         port = parts.port or _PORTS.get(parts.scheme, 0)
         if not port or not parts.hostname or "@" in parts.netloc or not url.isascii() or not url.isprintable():
             raise ValueError("it is not an address with http or https")
-        if " " in url or "\\" in url or _steps_up(parts.path):
+        if " " in url or "\\" in url or any(map(_steps_up, _readings(parts.path))):
             raise ValueError("its path is not plain")
+        if has_control(url):
+            raise ValueError("it has a control character")
         path = parts.path or "/"
         return cls(parts.scheme, parts.hostname, port, path, f"{path}?{parts.query}" if parts.query else path)
 
@@ -74,16 +77,26 @@ class SoundAddress:
         return True
 
 
-def _steps_up(path: str) -> bool:
-    """Whether some server on the way may read a step to the folder above in a path: some decode it more than once,
-    drop what stands behind a semicolon, or read a backslash as a slash."""
+def _readings(text: str) -> Iterator[str]:
+    """How servers on the way may read a part of an address: some decode it more than once. Raises ValueError for one
+    that is encoded too often."""
     for _ in range(_MOST_DECODINGS):
-        if any(step.partition(";")[0] == ".." for step in path.replace("\\", "/").split("/")):
-            return True
-        path, before = unquote(path), path
-        if path == before:
-            return False
-    return True
+        yield text
+        text, before = unquote(text), text
+        if text == before:
+            return
+    raise ValueError("it is encoded too often")
+
+
+def _steps_up(path: str) -> bool:
+    """Whether some server may read a step to the folder above in a decoded path: some drop what stands behind a
+    semicolon, or read a backslash as a slash."""
+    return any(step.partition(";")[0] == ".." for step in path.replace("\\", "/").split("/"))
+
+
+def has_control(url: str) -> bool:
+    """Whether some server may read a control character: one may end the address there, or begin a new header."""
+    return any(_CONTROL.search(reading) for reading in _readings(url))
 
 
 def fetch_sound(url: str, allowed: Sequence[str], max_bytes: int, within_s: float) -> bytes:

@@ -29,7 +29,7 @@ from telephony_tts.http_api import console_calls
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.keys.key import Key, KeyRing, digest_of
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
 
@@ -549,6 +549,65 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
             assert file.read_text() == wanted and files.shelf["brands"].n_entries == 2
             assert (await send("PUT", "other", {"text": wanted, "version": version}, **BOSS)).status == 404
             assert os.listdir(tmp_path) == ["brands.yaml"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("line", ["word {}: spoken as this\n", "词语{}: 读成这样的说法\n"], ids=["latin", "chinese"])
+@pytest.mark.parametrize("is_escaped", [True, False], ids=["escaped", "as it is"])
+def test_a_lexicon_of_almost_four_megabytes_is_tested_and_saved(
+    line: str, is_escaped: bool, tmp_path: Path
+) -> None:
+    """Pinned: from 1.27 MB on the answer was 413, because a body without a file had the room of a text to speak."""
+    n_lines = 20_000
+    filler = "# " + "注释" * 40 + "\n" if "词" in line else "# " + "x" * 80 + "\n"
+    text = "".join(line.format(n) for n in range(n_lines))
+    text += filler * ((MAX_FILE_BYTES - len(text.encode())) // len(filler.encode()))
+    assert 3_999_000 < len(text.encode()) <= MAX_FILE_BYTES
+
+    async def main() -> None:
+        file = tmp_path / "brands.yaml"
+        file.write_text("SQL: sequel\n")
+        files = LexiconFiles({"brands": str(file)})
+        async with with_tools(ConsoleTools(lexicons=files), **TOKENS) as rig:
+
+            async def send(method: str, path: str, about: dict[str, str], **headers: str) -> Any:
+                body = json.dumps(about, ensure_ascii=is_escaped).encode()
+                async with http_peer(rig.port) as peer:
+                    kind = {"Content_Type": "application/json", **headers}
+                    await peer.send(method, f"/console/api/lexicons/{path}", body, **kind)
+                    return await peer.answer(60)
+
+            version = (await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOSS)).json()["version"]
+            tested = await send("POST", "check", {"text": text, "sentence": "word 7."}, **BOSS)
+            assert (tested.status, tested.json()["entries"], tested.json()["problems"]) == (200, n_lines, [])
+            saved = await send("PUT", "brands", {"text": text, "version": version}, **BOSS)
+            assert (saved.status, saved.json()["entries"]) == (200, n_lines)
+            assert file.read_text(encoding="utf-8") == text
+            assert LexiconFiles({"brands": str(file)}).shelf["brands"].n_entries == n_lines, "it is read again"
+            refused = await send("POST", "check", {"text": text, "sentence": ""}, **BOT)
+            assert (refused.status, refused.code) == (413, "body_too_large"), "nobody else may send so much"
+
+    run(main, within_s=120)
+
+
+def test_a_lexicon_that_is_longer_than_a_file_may_be_is_not_saved(tmp_path: Path) -> None:
+    """Pinned: the limit counted characters, and a server whose file has more bytes does not start."""
+
+    async def main() -> None:
+        file = tmp_path / "brands.yaml"
+        file.write_text("SQL: sequel\n")
+        files = LexiconFiles({"brands": str(file)})
+        async with with_tools(ConsoleTools(lexicons=files), **TOKENS) as rig:
+            version = (await ask(rig.port, "GET", "/console/api/lexicons/brands", **BOSS)).json()["version"]
+            text = "词: 词\n" + "# " + "注" * 1_340_000
+            body = json.dumps({"text": text, "version": version}, ensure_ascii=False).encode()
+            how = {"Content_Type": "application/json", **BOSS}
+            saved = await ask(rig.port, "PUT", "/console/api/lexicons/brands", body, **how)
+            assert saved.status == 400 and "larger than 4000000 bytes" in saved.json()["error"]["message"]
+            tested = await ask(rig.port, "POST", "/console/api/lexicons/check", body, **how)
+            assert "larger than 4000000 bytes" in tested.json()["problems"][0]
+            assert file.read_text() == "SQL: sequel\n"
 
     run(main)
 

@@ -120,6 +120,10 @@ ALLOWED = ("ws://pbx.example:8088/media/",)
         "ws://[::1]:8088/media/x",
         "ws://[pbx/media/x",
         "ws://pbx.example:8088/media/x HTTP/1.0",
+        "ws://pbx.example:8088/media/x?v=%00",
+        "ws://pbx.example:8088/media/x?v=a%0d%0aX:y",
+        "ws://pbx.example:8088/media/x?v=%250a",
+        "ws://pbx.example:8088/media/x?v=%252525252541",
         "",
     ],
 )

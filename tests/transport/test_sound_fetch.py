@@ -118,6 +118,30 @@ def test_no_other_address_is_fetched(site: str, url: str) -> None:
     assert not Handler.asked
 
 
+@pytest.mark.parametrize(
+    "control", ["%00", "%0a", "%0D%0Ax", "%1f", "%7F", "%C2%85", "%2500", "%25250d", "\0", "\n", "\x7f"]
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{site}/sounds/hold{control}.wav", "{site}/sounds/hold.wav?a={control}", "{site}/sounds/hold.wav?{control}=a",
+        "{site}/sounds/hold.wav#{control}", "{site}{control}/sounds/hold.wav", "http://{control}{host}/sounds/hold.wav",
+        "http://a{control}:b@{host}/sounds/hold.wav",
+    ],
+)  # fmt: skip
+def test_an_address_with_a_control_character_is_not_fetched(site: str, url: str, control: str) -> None:
+    """Pinned: `%00` in the path was fetched. Some server on the way may end the path there, or begin a new header."""
+    url = url.format(site=site, host=site.partition("//")[2], control=control)
+    assert "the sound's address cannot be used" in refusal(url, f"{site}/sounds/")
+    assert not Handler.asked
+
+
+def test_an_address_with_other_encoded_characters_is_fetched(site: str) -> None:
+    url = f"{site}/sounds/%E8%AF%B7%20hold.wav?text=a%2Bb%25&sign=%2F%C3%A9%85"
+    assert fetch_sound(url, [f"{site}/sounds/"], 1_000_000, 5) == Handler.wav
+    assert len(Handler.asked) == 1
+
+
 def test_without_a_setting_nothing_is_fetched(site: str) -> None:
     assert "sounds.urls allows no address" in refusal(f"{site}/sounds/hold.wav")
     assert not Handler.asked
