@@ -8,7 +8,8 @@ is what it cannot foresee: the pulses of the voice. It foresees tones alone, and
 from __future__ import annotations
 
 from collections import deque
-from itertools import cycle
+from collections.abc import Iterator
+from itertools import cycle, repeat
 from operator import mul
 
 import numpy as np
@@ -32,12 +33,12 @@ _Samples = npt.NDArray[np.float64]
 
 class Concealment:
     """The received audio of one call at `rate_hz`, s16 little-endian, in order: `heard` what came, `missing` what did
-    not. Computes nothing unless audio is missing, and then for about a millisecond."""
+    not. Computes nothing unless audio is missing, and then for less than a millisecond."""
 
     def __init__(self, rate_hz: int) -> None:
         self._per_ms = rate_hz // 1000
         self._newest: deque[bytes] = deque(maxlen=4)
-        self._made: _Continuation | None = None
+        self._made: Iterator[float] | None = None
 
     def heard(self, pcm: bytes) -> bytes:
         """Audio that came. Its beginning is blended with what was made for a hole before it."""
@@ -45,7 +46,7 @@ class Concealment:
             samples = _samples(pcm)
             n = min(_JOIN_MS * self._per_ms, len(samples))
             rise = (np.arange(n) + 0.5) / max(n, 1)
-            samples[:n] = samples[:n] * rise + self._made.next(n) * (1 - rise)
+            samples[:n] = samples[:n] * rise + np.fromiter(self._made, float, n) * (1 - rise)
             pcm, self._made = _bytes(samples), None
         self._newest.append(pcm)
         return pcm
@@ -53,51 +54,38 @@ class Concealment:
     def missing(self, n_samples: int) -> bytes:
         """Audio for a hole."""
         if self._made is None:
-            self._made = _Continuation(_samples(b"".join(self._newest)), self._per_ms)
-        self._newest.append(_bytes(self._made.next(n_samples)))
+            self._made = _continuation(_samples(b"".join(self._newest)), self._per_ms)
+        self._newest.append(_bytes(np.fromiter(self._made, float, n_samples)))
         return self._newest[-1]
 
 
-class _Continuation:
-    """Goes on where `newest` ends, with samples at `per_ms` a millisecond."""
-
-    def __init__(self, newest: _Samples, per_ms: int) -> None:
-        # Two coefficients for each tone of a key, and as many for noise. 12 at 8 kHz would follow the noise of G.711.
-        order = per_ms
-        n_match, least, most = _MATCH_MS * per_ms, _LEAST_PERIOD_MS * per_ms, _MOST_PERIOD_MS * per_ms
-        newest = np.concatenate((np.zeros(2 * most + order), newest))[-2 * most - order :]
-        # The predictor serves in both directions of time: twice the evidence, and stabler.
-        windows = sliding_window_view(newest, order + 1)
-        fit = windows[order - _FIT_MS * per_ms :]
-        known = np.concatenate((fit[:, :-1], fit[:, :0:-1]))
-        matrix = known.T @ known
-        matrix += np.eye(order) * (1e-5 * np.trace(matrix) / order + 1)
-        predictor = np.linalg.solve(matrix, known.T @ np.concatenate((fit[:, -1], fit[:, 0])))
-        errors = windows[:, -1] - windows[:, :-1] @ predictor
-        # The period after which the audio was most like its newest part.
-        earlier = sliding_window_view(newest[-most - n_match : -least], n_match)
-        likeness = earlier @ newest[-n_match:] / np.sqrt(np.sum(earlier**2, axis=1) + 1)
-        period = most - int(np.argmax(likeness))
-        # An error in the newest period alone is where a tone begins.
-        error = min(_rms(errors[-period:]), _rms(errors[-2 * period : -period])) / (_rms(newest[-period:]) + 1)
-        share = np.clip((error - _TONE_ERROR) / (_VOICE_ERROR - _TONE_ERROR), 0, 1)
-        self._pulses = cycle((share * errors[-period:]).tolist())
-        self._predictor = predictor.tolist()
-        self._limit = float(np.abs(newest[-period:]).max())
-        self._last = deque(newest[-order:].tolist(), maxlen=order)
-        self._per_ms, self._at = per_ms, 0
-
-    def next(self, n: int) -> _Samples:
-        """The next `n` samples."""
-        times_ms = (self._at + np.arange(n)) / self._per_ms
-        made = np.zeros(n)
-        for index in range(min(n, _GONE_MS * self._per_ms - self._at)):
-            value = sum(map(mul, self._predictor, self._last), next(self._pulses))
-            # A predictor may be unstable.
-            made[index] = value = min(max(value, -self._limit), self._limit)
-            self._last.append(value)
-        self._at += n
-        return made * np.clip((_GONE_MS - times_ms) / (_GONE_MS - _KEEP_MS), 0, 1)
+def _continuation(newest: _Samples, per_ms: int) -> Iterator[float]:
+    """Goes on where `newest` ends, with samples at `per_ms` a millisecond, without end."""
+    # Two coefficients for each tone of a key, and as many for noise. 12 at 8 kHz would follow the noise of G.711.
+    order = per_ms
+    n_match, least, most = _MATCH_MS * per_ms, _LEAST_PERIOD_MS * per_ms, _MOST_PERIOD_MS * per_ms
+    newest = np.concatenate((np.zeros(2 * most + order), newest))[-2 * most - order :]
+    # The predictor serves in both directions of time: twice the evidence, and stabler.
+    windows = sliding_window_view(newest, order + 1)
+    fit = windows[order - _FIT_MS * per_ms :]
+    known = np.concatenate((fit[:, :-1], fit[:, :0:-1]))
+    matrix = known.T @ known
+    matrix += np.eye(order) * (1e-5 * np.trace(matrix) / order + 1)
+    predictor = np.linalg.solve(matrix, known.T @ np.concatenate((fit[:, -1], fit[:, 0])))
+    errors = windows[:, -1] - windows[:, :-1] @ predictor
+    # The period after which the audio was most like its newest part.
+    earlier = sliding_window_view(newest[-most - n_match : -least], n_match)
+    period = most - int(np.argmax(earlier @ newest[-n_match:] / np.sqrt(np.sum(earlier**2, axis=1) + 1)))
+    # An error in the newest period alone is where a tone begins.
+    error = min(_rms(errors[-period:]), _rms(errors[-2 * period : -period])) / (_rms(newest[-period:]) + 1)
+    pulses = errors[-period:] * np.clip((error - _TONE_ERROR) / (_VOICE_ERROR - _TONE_ERROR), 0, 1)
+    coefficients, last = predictor.tolist(), deque(newest[-order:].tolist(), maxlen=order)
+    limit = float(np.abs(newest[-period:]).max())
+    for at, pulse in zip(range(_GONE_MS * per_ms), cycle(pulses.tolist()), strict=False):
+        # A predictor may be unstable.
+        last.append(min(max(sum(map(mul, coefficients, last), pulse), -limit), limit))
+        yield last[-1] * min(1.0, (_GONE_MS - at / per_ms) / (_GONE_MS - _KEEP_MS))
+    yield from repeat(0.0)
 
 
 def _samples(pcm: bytes) -> _Samples:

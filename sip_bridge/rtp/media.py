@@ -185,15 +185,13 @@ class RtpMedia:
         self._count_missed()
 
     def _send_caller_audio(self, audio: RtpAudio, now_ns: int) -> None:
-        if not audio or not self._server.has_joined:
-            return
-        pcm = b""
-        for each in audio:
-            if isinstance(each, int):
-                pcm += self._concealment.missing(each * self._codec.rate_hz // (1000 * TICKS_PER_MS))
-            else:
-                pcm += self._concealment.heard(self._codec.decode(each))
-        self._server.send_audio(pcm, now_ns)
+        if audio and self._server.has_joined:
+            self._server.send_audio(b"".join(map(self._decoded, audio)), now_ns)
+
+    def _decoded(self, audio: bytes | int) -> bytes:
+        if isinstance(audio, int):
+            return self._concealment.missing(audio * self._codec.rate_hz // (1000 * TICKS_PER_MS))
+        return self._concealment.heard(self._codec.decode(audio))
 
     def _count_missed(self) -> None:
         receiver = self._receiver

@@ -14,6 +14,8 @@ from telephony_tts.audio.sound import Sound
 from telephony_tts.session.sound_source import SoundSource
 
 BED_GAIN_DB = -18.0
+_FADE_MS = 20
+"""How fast the bed becomes silent for keys, and is heard again behind them."""
 
 
 class Bed:
@@ -35,6 +37,7 @@ class Bed:
         self._codec: Codec = CODECS["pcm"]
         self._n_frame_samples = 0
         self._at = 0
+        self._level = 1.0
         self._is_ending = False
 
     @property
@@ -52,20 +55,20 @@ class Bed:
         """End with the next frame, which fades out."""
         self._is_ending = True
 
-    def frame(self) -> bytes:
-        """The next frame of the sound alone."""
-        return self._encoded(self._next(self._n_frame_samples))
+    def frame(self, is_quiet: bool = False) -> bytes:
+        """The next frame of the sound alone. It fades out if it is to be quiet."""
+        return self._encoded(self._next(self._n_frame_samples, is_quiet))
 
-    def mix(self, payload: bytes) -> bytes:
-        """A frame of speech with the next audio of the sound added."""
+    def mix(self, payload: bytes, is_quiet: bool) -> bytes:
+        """A frame of speech with the next audio of the sound added. The sound fades out if it is to be quiet."""
         speech = self._codec.decode(payload)
-        return self._encoded(speech + self._next(len(speech)))
+        return self._encoded(speech + self._next(len(speech), is_quiet))
 
     def _encoded(self, samples: Samples) -> bytes:
         # The limiter leaves nothing that would have to be clipped.
         return self._codec.encode(np.rint(limit(samples)).astype(np.int16))
 
-    def _next(self, n: int) -> Samples:
+    def _next(self, n: int, is_quiet: bool) -> Samples:
         if self._sound is None or self.is_over:
             return np.zeros(n, np.float32)
         sound, at = self._sound, self._at
@@ -75,6 +78,10 @@ class Bed:
             samples = fit(sound.pcm[at : at + n] * self._gain, n)
             self.is_over = at + n >= len(sound.pcm)
         self._at = at + n
+        if is_quiet or self._level < 1:
+            steps = np.arange(1, n + 1) * (1000 / (_FADE_MS * sound.rate_hz))
+            levels = np.clip(self._level - steps if is_quiet else self._level + steps, 0, 1)
+            samples, self._level = samples * levels.astype(np.float32), float(levels[-1])
         if self._is_ending:
             samples = samples * fade_in(n)[::-1]
             self.is_over = True

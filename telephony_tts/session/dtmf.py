@@ -57,8 +57,7 @@ class DtmfOut:
                 return
             self._out.append(digits.message)
             # A turn that comes meanwhile waits, and so does the end of the call.
-            end_ns = max(self._sender.media_end_ns, now_ns) + digits.length_ms * _MS
-            self._sender.busy_until_ns = self._sender.media_end_ns = end_ns
+            self._sender.make_way(digits.length_ms * _MS, now_ns)
             return
         if sum(isinstance(insert, Digits) for turn in self._turns for insert in turn.inserts()) >= _MOST_WAITING:
             self._intake.warn("dtmf_cleared", f"{_MOST_WAITING} requests wait; not sent: {message.digits}")

@@ -64,6 +64,15 @@ def boundary_sample(turn: Turn, position: int) -> int:
     return position
 
 
+def has_keys(turn: Turn, begin: int, end: int) -> bool:
+    """Whether keys, or the silence around them, are within these samples of the turn."""
+    return any(
+        isinstance(part.insert, Digits) and part.start_sample is not None and part.start_sample < end
+        and (part.end_sample is None or begin < part.end_sample)
+        for part in turn.parts
+    )  # fmt: skip
+
+
 def tones_end(turn: Turn, position: int) -> int:
     """The sample at which the last tones in the audio end that were heard by `position`. 0 if there are none."""
     return max(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.effects import Effect, UnderrunEnded
+from telephony_tts.session.heard import has_keys
 from telephony_tts.session.marks import NO_SAMPLE, MarkState
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
@@ -118,11 +119,17 @@ class Sender:
         fill_ns = end_ns - self.ptime_ns // 2
         self.next_ns = fill_ns if self.next_ns is None else min(self.next_ns, fill_ns)
 
-    def _send_fill(self, heard_ns: int, now_ns: int) -> int:
+    def make_way(self, duration_ns: int, now_ns: int) -> None:
+        """The platform sends tones by itself for so long. A bed fades out before them, and fades in behind them."""
+        if self.bed is not None and self.open:
+            self.silent_until_ns = self._send_fill(max(now_ns, self.media_end_ns, self.silent_until_ns), now_ns, True)
+        self.busy_until_ns = self.media_end_ns = max(self.media_end_ns, now_ns) + duration_ns
+
+    def _send_fill(self, heard_ns: int, now_ns: int, is_quiet: bool = False) -> int:
         """Send frames that are not speech, to be heard from `heard_ns` on. Returns when they end."""
         bed = self.bed
         for _ in range(self.fill_frames):
-            payload = self.silence if bed is None else bed.frame()
+            payload = self.silence if bed is None else bed.frame(is_quiet)
             assert payload is not None
             self._out.append(Frame(payload))
             if bed is not None:
@@ -132,13 +139,14 @@ class Sender:
         self._drop_ended_bed()
         return heard_ns
 
-    def _under(self, payload: bytes) -> bytes:
-        """A frame of speech with the bed under it."""
+    def _under(self, payload: bytes, turn: Turn) -> bytes:
+        """The next frame of a turn with the bed under it."""
         bed = self.bed
         assert bed is not None
         if bed.until_speech:
             bed.stop()
-        payload = bed.mix(payload)
+        begin = turn.n_sent_samples
+        payload = bed.mix(payload, has_keys(turn, begin, begin + turn.frame_samples))
         self._drop_ended_bed()
         return payload
 
@@ -215,7 +223,7 @@ class Sender:
                     if -encoder.n_fade_samples < begin < encoder.n_frame_samples:
                         payload = encoder.faded_in(payload, begin)
                 if self.bed is not None:
-                    payload = self._under(payload)
+                    payload = self._under(payload, turn)
                 self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns)), turn.id))
                 for listener in self.listeners:
                     listener.playing(payload, playout.due_ns(), now_ns)

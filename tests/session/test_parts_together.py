@@ -110,11 +110,12 @@ def test_a_sentence_that_waits_for_its_engine_may_end_meanwhile() -> None:
 
 
 def test_no_tone_is_heard_twice_after_a_pause() -> None:
-    """Two tones of 100 ms with 100 ms between them: the second begins at 200 ms."""
+    """Two tones of 100 ms behind 40 ms of silence, with 100 ms between them: the second begins at 240 ms."""
     digits = Digits("12", 8_000, 100, 100, by_message=False)
-    assert digits.resume_ms(150) == 150, "between two tones"
-    assert digits.resume_ms(260) == 300, "a receiver may have taken it for a key"
-    assert digits.resume_ms(220) == 200, "too short for a key: it begins again"
+    assert digits.resume_ms(190) == 190, "between two tones"
+    assert digits.resume_ms(300) == 340, "a receiver may have taken it for a key"
+    assert digits.resume_ms(260) == 200, "too short for a key: it begins again, behind silence"
+    assert digits.resume_ms(230) == 200 and digits.resume_ms(20) == 0
 
 
 def test_a_drain_speaks_what_a_bot_has_paused() -> None:

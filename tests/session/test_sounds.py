@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dtmf_reader import heard_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World, finished
@@ -19,7 +20,7 @@ from telephony_tts.audio.resampler import to_pcm
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.api import Chunk, LoadedInsert, Utterance
 from telephony_tts.errors import SoundError
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import DtmfSettings, SessionSettings
 from telephony_tts.session.sound_insert import SoundInsert
 from telephony_tts.wire import messages as m
 
@@ -615,6 +616,126 @@ def test_a_bed_that_is_no_loop_ends_with_its_sound() -> None:
     assert len(world.frames) == -(-len(sound) // N_FRAME)
     assert np.array_equal(audio(world)[: len(sound)], to_pcm(limit(sound.astype(np.float32))))
     assert not audio(world)[len(sound) :].any()
+
+
+# ------------------------------------------------------------------ keys and a bed
+
+ALL_KEYS = "123A456B789C*0#D" * 3
+
+
+def of_turn(world: World) -> Pcm:
+    """The audio of all turns, without what is sent between them."""
+    codec = CODECS[world.session.settings.codec]
+    return codec.decode(b"".join(each.payload for each in world.log if isinstance(each, m.Frame) and each.turn))
+
+
+def keyed(speech: SessionSettings, *messages: Any, bed: m.Play | None = None, **kwargs: Any) -> World:
+    """Messages of a bot whose call has a bed or not."""
+    world, _ = with_sounds(speech, **kwargs)
+    if bed is not None:
+        world.send(bed)
+    world.run(130)
+    for message in messages:
+        world.send(message)
+    world.run(20_000)
+    return world
+
+
+@pytest.mark.parametrize("gain_db", [-18, 3, 6, 20])
+@pytest.mark.parametrize(("codec", "ptime_ms", "on_ms", "off_ms"), [
+    ("pcm", 20, 100, 100), ("ulaw", 20, 50, 40), ("alaw", 60, 50, 40), ("ulaw", 10, 70, 60),
+])  # fmt: skip
+def test_a_bed_of_any_gain_is_silent_in_keys_and_20_ms_around_them(
+    codec: str, ptime_ms: int, on_ms: int, off_ms: int, gain_db: int
+) -> None:
+    dtmf = DtmfSettings("tones", on_ms, off_ms)
+    speech = replace(PCM, codec=codec, ptime_ms=ptime_ms, dtmf=dtmf)
+    messages = [m.Text("One two. ", "a"), m.SendDtmf(ALL_KEYS), m.SendDtmf("5"), m.Text("Three four.", "a", True)]
+    plain = of_turn(keyed(speech, *messages))
+    over = of_turn(keyed(speech, *messages, bed=m.Play("long", under=True, gain_db=gain_db)))
+    assert len(over) == len(plain)
+    found = [key for key in heard_keys(plain) if key.on_ms < 2 * on_ms]
+    assert "".join(key.digit for key in found) == ALL_KEYS + "5"
+    for key in found:
+        around = slice(round((key.at_ms - 20) * 8), round((key.at_ms + key.on_ms + 20) * 8))
+        assert np.array_equal(over[around], plain[around]), key
+    assert "".join(key.digit for key in heard_keys(over) if key.on_ms < 2 * on_ms) == ALL_KEYS + "5"
+    assert not np.array_equal(over[:400], plain[:400]) and not np.array_equal(over[-400:], plain[-400:])
+
+
+def test_a_bed_fades_out_before_keys_and_in_behind_them() -> None:
+    speech = replace(PCM, dtmf=DtmfSettings("tones", 60, 60))
+    world, source = with_sounds(speech)
+    source.sounds["steady"] = np.full(8_000, 10_000, np.int16)
+    world.send(m.Play("steady", under=True, gain_db=0))
+    world.run(130)
+    world.send(m.SendDtmf("1w2"))
+    world.run(2_000)
+    heard = audio(world).astype(int)
+    quiet = np.flatnonzero(np.abs(heard) < 200)
+    tone_free = np.concatenate((heard[: quiet[0]], heard[quiet[-1] :]))
+    assert np.abs(np.diff(tone_free)).max() <= 10_000 // 160 + 2, "20 ms from one level to the other"
+    assert np.median(heard[:800]) == np.median(heard[-800:]) == 10_000
+
+
+def test_a_bed_fades_out_before_keys_of_the_platform_and_in_behind_them() -> None:
+    world, source = with_sounds(PCM, peer=True, peer_dtmf=True)
+    source.sounds["steady"] = np.full(8_000, 10_000, np.int16)
+    world.send(m.Play("steady", under=True, gain_db=0))
+    world.run(130)
+    world.send(m.SendDtmf("12"))
+    world.run(1_000)
+    heard = audio(world).astype(int)
+    assert np.abs(np.diff(heard)).max() <= 10_000 // 160 + 2 and np.min(heard) == 0
+    assert np.median(heard[:800]) == np.median(heard[-800:]) == 10_000
+    gaps_ms = np.diff([at_ms for at_ms, _, _ in world.frames])
+    assert max(gaps_ms) == pytest.approx(500, abs=25), "nothing is sent while the platform sends them"
+
+
+@pytest.mark.parametrize("into_ms", range(0, 480, 30))
+@pytest.mark.parametrize("end", [m.PauseSpeech(), m.Clear()])
+def test_keys_that_are_interrupted_over_a_bed_do_not_click(end: Any, into_ms: int) -> None:
+    speech = replace(PCM, lead_ms=20, dtmf=DtmfSettings("tones", 60, 60))
+    world, source = with_sounds(speech)
+    source.sounds["steady"] = np.full(8_000, 10_000, np.int16)
+    world.send(m.Play("steady", under=True, gain_db=0))
+    world.run(130)
+    world.send(m.SendDtmf("2"))
+    world.run(into_ms)
+    world.send(end)
+    world.run(400)
+    world.send(m.ResumeSpeech())
+    world.run(1_000)
+    assert np.median(audio(world)[-800:]) == 10_000
+    bed = audio(world).astype(float)
+    # The two tones together change by at most this much from sample to sample.
+    assert np.abs(np.diff(bed)).max() < 20_600
+
+
+@pytest.mark.parametrize("into_ms", range(130, 500, 10))
+def test_keys_that_were_paused_over_a_bed_are_clean_when_they_go_on(into_ms: int) -> None:
+    speech = replace(PCM, lead_ms=20, dtmf=DtmfSettings("tones", 80, 60))
+    world = keyed(speech, bed=m.Play("long", under=True, gain_db=6))
+    world.send(m.SendDtmf("123"))
+    world.run(into_ms)
+    world.send(m.PauseSpeech())
+    world.run(300)
+    n_before = len(world.log)
+    world.send(m.ResumeSpeech())
+    world.run(2_000)
+    later = [each.payload for each in world.log[n_before:] if isinstance(each, m.Frame) and each.turn]
+    keys = heard_keys(CODECS["pcm"].decode(b"".join(later)))
+    assert "".join(key.digit for key in keys) in ("123", "23", "3", "")
+    for key in keys:
+        assert key.on_ms == pytest.approx(80, abs=5) and key.purity > 0.97, key
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+def test_keys_keep_their_length_and_pitch_whatever_the_speed_and_gain_of_the_voice(speed: float) -> None:
+    speech = replace(PCM, speed=speed, dtmf=DtmfSettings("tones", 80, 60))
+    world = keyed(speech, m.Text("One two. ", "a"), m.SendDtmf("159D"), m.Text("Three.", "a", True))
+    usual = keyed(replace(speech, speed=1.0), m.SendDtmf("159D"))
+    place_of(of_turn(usual)[400:], of_turn(world))
 
 
 def test_another_bed_replaces_the_first() -> None:
