@@ -246,7 +246,9 @@ def _install() -> None:
     (_PEERS / "lib").mkdir(parents=True, exist_ok=True)
     venv.create(_PEERS / "venv", with_pip=True)
     subprocess.run([_PEERS / "venv" / "bin" / "python", "-m", "pip", "install", "-q", *_PACKAGES], check=True)
-    subprocess.run(["apt-get", "-qq", "download", *_LIBRARIES], cwd=_PEERS / "lib", check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["apt-get", "-qq", "download", *_LIBRARIES], cwd=_PEERS / "lib", check=True, stderr=subprocess.DEVNULL
+    )
     for package in (_PEERS / "lib").glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, _PEERS / "lib"], check=True)
         package.unlink()
@@ -304,7 +306,9 @@ def _shown(figures: dict[str, Any]) -> str:
 def main() -> None:
     flags = report.parser("barge_in_by_voice", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--callers", type=int, default=200, help="callers of a case (default %(default)s)")
-    flags.add_argument("--minutes", type=float, default=30, help="of echo; of noise twice as long (default %(default)s)")
+    flags.add_argument(
+        "--minutes", type=float, default=30, help="of echo; of noise twice as long (default %(default)s)"
+    )
     flags.add_argument("--cases", default="", help="parts of the names of cases, separated by commas (default all)")
     flags.add_argument("--rules", choices=("all", "ours"), default="all", help="which rules (default %(default)s)")
     flags.add_argument("--workers", type=int, default=2, help="cases at a time (default %(default)s)")

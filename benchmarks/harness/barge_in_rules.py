@@ -110,7 +110,12 @@ def ten(pcm: Any) -> list[float]:
     return _by_share(found, 16)
 
 
-RULES: dict[str, Callable[[Any], list[float]]] = {"pipecat": pipecat, "livekit": livekit, "webrtcvad": webrtc, "ten-vad": ten}
+RULES: dict[str, Callable[[Any], list[float]]] = {
+    "pipecat": pipecat,
+    "livekit": livekit,
+    "webrtcvad": webrtc,
+    "ten-vad": ten,
+}
 
 
 def main() -> None:

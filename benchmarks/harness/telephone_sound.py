@@ -81,7 +81,8 @@ def _prompts() -> dict[str, Signal]:
 def prompts(n: int) -> list[Signal]:
     """Recorded prompts of 1 to 6 s."""
     fitting = [
-        wave for name, wave in _prompts().items()
+        wave
+        for name, wave in _prompts().items()
         if RATE_HZ <= len(wave) <= 6 * RATE_HZ and not any(part in name for part in _NO_CALLERS)
     ]
     picked = np.linspace(0, len(fitting) - 1, min(n, len(fitting))).astype(int)
