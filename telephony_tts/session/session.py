@@ -149,6 +149,10 @@ class Session:
         self._speak_as(m.MediaStart("", "", codec, rate_hz))
         self._dirty = True
 
+    def is_caught_up(self, turn_id: str) -> bool:
+        """Whether all the speech of a turn was sent that its text so far makes. True if the turn is over."""
+        return all(turn.is_caught_up for turn in self.turns if turn.id == turn_id)
+
     def alignment(self, turn_id: str, *, splits_words: bool = False) -> Alignment | None:
         """The alignment of a turn that is not over, from its beginning. None for any other turn."""
         turn = next((turn for turn in self.turns if turn.id == turn_id), None)

@@ -18,6 +18,7 @@ from telephony_tts.session.marks import TurnMarks
 from telephony_tts.session.markup import TurnMarkup
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings, TurnVoice
+from telephony_tts.text.characters import TERMINATORS
 from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans, said_before
 from telephony_tts.text.rewriting import spoken_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
@@ -288,6 +289,12 @@ class Turn:
     @property
     def pending_text(self) -> bool:
         return not self.cut_all or bool(self._segmenter.pending.strip())
+
+    @property
+    def is_caught_up(self) -> bool:
+        """All the speech that the text so far makes was sent. No sentence waits for a sign that it is complete."""
+        waits = self._segmenter.pending.rstrip()[-1:] in TERMINATORS
+        return self.cut_all and not waits and self.n_done == len(self.parts) and not self.encoder.n_ready_frames
 
     @property
     def text_exhausted(self) -> bool:

@@ -320,7 +320,8 @@ class Call:
 
     def keep_unread(self, connection: DirectConnection) -> None:
         """Let the bot's connection live without being read, as long as no audio goes there."""
-        connection.tolerate_unread(lambda: self.session.inbound.form == "none", self._tell_dropped)
+        connection.need_not_read = lambda: self.session.inbound.form == "none"
+        connection.on_dropped = self._tell_dropped
 
     def _tell_dropped(self, n_events: int) -> None:
         """The bot reads again, and `n_events` were not sent to it meanwhile."""

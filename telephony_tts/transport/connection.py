@@ -79,10 +79,11 @@ class DirectConnection(Connection):
         self._held: deque[bytes] = deque()
         self._heard_s = self.loop.time()
         """When the last bytes came from the peer."""
-        self._need_not_read: Callable[[], bool] = _never
-        self._on_dropped: Callable[[int], None] | None = None
+        self.need_not_read: Callable[[], bool] = lambda: False
+        """Whether a peer that reads nothing is kept. Then messages beyond a bound are dropped."""
+        self.on_dropped: Callable[[int], None] = lambda n_dropped: None
+        """Called with the number of dropped messages when the peer has read the others, before anything else."""
         self._n_dropped = 0
-        """How many messages were dropped since the peer last read."""
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
         self.max_unsent_bytes = _MAX_UNSENT_BYTES
@@ -106,7 +107,7 @@ class DirectConnection(Connection):
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message without waiting. Does nothing on a closing connection."""
         is_full = self.paused and self._unsent_bytes + len(payload) > _MAX_UNREAD_BYTES
-        if self._n_dropped or (is_full and self._need_not_read()):
+        if self._n_dropped or (is_full and self.need_not_read()):
             if not self._n_dropped:
                 self.log.warning("events_dropped", unsent_bytes=self._unsent_bytes)
             self._n_dropped += 1
@@ -128,25 +129,20 @@ class DirectConnection(Connection):
         """Close the connection if sent data stays unread for this long: the peer's audio would stay late."""
         self._slow_s = seconds
 
-    def tolerate_unread(self, need_not_read: Callable[[], bool], on_dropped: Callable[[int], None]) -> None:
-        """Keep a peer that does not read, as long as `need_not_read`. Messages beyond a bound are dropped. When the
-        peer has read the others, `on_dropped` gets the number of those that it misses, before anything else is sent."""
-        self._need_not_read, self._on_dropped = need_not_read, on_dropped
-
     @property
     def _unsent_bytes(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def _drop_slow_reader(self) -> None:
-        if not self._need_not_read():
+        if not self.need_not_read():
             self.log.warning("slow_reader", unsent_bytes=self._unsent_bytes, for_s=self._slow_s)
             self.end(1008, f"read from the socket: what was sent was not read for {self._slow_s:g} s")
             self._slow_timer = self.loop.call_later(self.close_timeout or 0, self.transport.abort)
 
     def _tell_dropped(self) -> None:
         n_dropped, self._n_dropped = self._n_dropped, 0
-        if n_dropped and self._on_dropped is not None:
-            self._on_dropped(n_dropped)
+        if n_dropped:
+            self.on_dropped(n_dropped)
 
     def _stop_listening(self) -> None:
         self._on_message = _ignore
@@ -430,10 +426,6 @@ def limit_unsent(transport: asyncio.BaseTransport) -> None:
     if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
-
-
-def _never() -> bool:
-    return False
 
 
 def _ignore(payload: bytes, is_text: bool) -> None:

@@ -50,6 +50,10 @@ _KEY_WITHIN_S = 10.0
 """How long a client whose handshake had no key may take to send one."""
 _REASSURE_S = 2.0
 """So often a turn that waits behind another one gets some silence, if its client would otherwise ask for it again."""
+_PIECE_WITHIN_S = 1.0
+"""How long audio waits for the rest of its piece of text, if the client takes one message for each piece."""
+_REST_FRAMES = 8
+"""So few frames are no piece: the resampler kept them back at the end of a sentence. They are sent with the next."""
 MAX_MESSAGE_BYTES = 1_310_720
 """The longest message of these protocols, unless `server.max_message_bytes` is more. The longest text that one of them
 allows is 100,000 characters, and JSON may need 12 bytes for each. A text that is too long also has to arrive, because
@@ -269,6 +273,8 @@ class VendorLeg:
         self._frames: list[bytes] = []
         self._turn = ""
         """The turn of `_frames`."""
+        self._later: asyncio.TimerHandle | None = None
+        """When `_frames` are sent at the latest."""
         self._stand_in = StandIn(self._send_silence)
         self._waiting: dict[str, asyncio.TimerHandle] = {}
         """For each turn that has had no audio: when it is to get some silence."""
@@ -289,7 +295,7 @@ class VendorLeg:
             call.on_frame = self._stand_in.frame
             call.keep_unread(self._connection)
         else:
-            call.join_media(self, self._encode_media, self._send_gathered)
+            call.join_media(self, self._encode_media, self._send_due)
         for wire in self._dialect.greeting():
             self._connection.send_now(*wire)
         call.join_bot(self, self._encode_bot, ready(call))
@@ -343,8 +349,21 @@ class VendorLeg:
         self._send(self._dialect.event(event))
         return None
 
+    def _send_due(self) -> None:
+        """Send the frames that were due, or keep them for the whole piece of text."""
+        if not self._dialect.options.whole_pieces:
+            self._send_gathered()
+        elif len(self._frames) > _REST_FRAMES:
+            if self._call.session.is_caught_up(self._turn):
+                self._send_gathered()
+            elif self._later is None:
+                self._later = asyncio.get_running_loop().call_later(_PIECE_WITHIN_S, self._send_gathered)
+
     def _send_gathered(self) -> None:
-        """Send the frames that were due."""
+        """Send the frames so far."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         if self._frames:
             frames, self._frames = b"".join(self._frames), []
             self._send_audio(self._turn, frames, len(frames) // CODECS[self._dialect.options.codec].bytes_per_sample)
@@ -452,8 +471,9 @@ class VendorLeg:
 
     def close(self) -> None:
         """The socket is gone."""
-        for timer in self._waiting.values():
-            timer.cancel()
+        for timer in (*self._waiting.values(), self._later):
+            if timer is not None:
+                timer.cancel()
         self._waiting.clear()
 
     def _configure(self, message: m.Configure) -> None:

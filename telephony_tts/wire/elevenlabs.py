@@ -10,7 +10,7 @@ import base64
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -58,6 +58,9 @@ FORMATS: dict[str, tuple[str, str, int]] = {
 PATH = re.compile(r"/v1/text-to-speech/(?P<voice>[^/?#]+)/(?P<kind>stream-input|multi-stream-input)/?")
 OWN_VOICE = re.compile(r"[A-Za-z0-9]{20}|None")
 """The vendor's ids of voices, and what pipecat sends when it was given none."""
+
+_CUT_NUMBER = re.compile(r"[$€£¥]?\d[\d.,:]*[.,:] ")
+"""A piece of the vendor's SDK that may go on with digits. The SDK puts a space behind each piece, and cuts "$42.50"."""
 
 _UNNAMED = "default"
 """The context of messages that name none."""
@@ -150,6 +153,8 @@ class ElevenLabsStream:
         self._refused: str | None = None
         """The turn whose text was refused because it had ended by itself."""
         self._closing = False
+        self._lacks_space = False
+        """The space behind the last piece was left out, because the piece may be the beginning of a number."""
 
     def headers(self) -> Iterable[tuple[str, str]]:
         return ()
@@ -184,11 +189,23 @@ class ElevenLabsStream:
         if not self._is_multi and text == "":
             context = self._contexts.get(name) or self._opened(name)
             self._closing = True
+            self.options = replace(self.options, whole_pieces=False)  # now it reads all the time
             yield from self._end(context)
             return
+        if not self._is_multi and text == " " and _begins_sdk(message):
+            self.options = replace(self.options, whole_pieces=True)
+        elif self.options.whole_pieces and text:
+            text = self._mended(text)
         yield from self._take(name, message, text or "", flush)
         if close and (open_context := self._contexts.get(name)) is not None:
             yield from self._close(open_context, ends=open_context.was_flushed or bool(text and text.strip()))
+
+    def _mended(self, text: str) -> str:
+        """A piece of the SDK, without the space inside a number that the SDK has put there."""
+        if self._lacks_space and not text[0].isdigit():
+            text = f" {text}"
+        self._lacks_space = _CUT_NUMBER.fullmatch(text) is not None
+        return text[:-1] if self._lacks_space else text
 
     def _take(self, name: str, message: Fields, text: str, flush: bool) -> Iterable[Step]:
         """The text of a message, its settings, and its flush."""
@@ -395,6 +412,12 @@ def _alignment(text: str, spans_ms: list[tuple[int, int]]) -> dict[str, Any]:
         "charsStartTimesMs": starts_ms,
         "charsDurationsMs": durations_ms,
     }
+
+
+def _begins_sdk(message: Fields) -> bool:
+    """Whether the message is the first of the vendor's SDK (`convert_realtime`). It takes one message of audio for each
+    piece of text, until the text is complete. Other clients read all the time, and do not begin with both fields."""
+    return message.get("try_trigger_generation") is True and isinstance(message.get("generation_config"), dict)
 
 
 def _speed(value: Any) -> float | None:

@@ -80,7 +80,8 @@ class VendorOptions:
     `codec` is one of "pcm" (16 bit, little-endian), "ulaw" and "alaw". `container` names the format of a stream that is
     not plain samples, such as "mp3" or "wav"; the audio is "pcm" before it. `voice` is the client's name for the voice.
     `call` joins the call of a media leg. With `splits_words` the text that comes with audio ends where the audio ends,
-    even inside a word. With `parallel_turns` the client may stop playing a turn without telling us.
+    even inside a word. With `parallel_turns` the client may stop playing a turn without telling us. With `whole_pieces`
+    it takes one message of audio for each piece of text that it sends.
     """
 
     codec: str = "pcm"
@@ -92,6 +93,7 @@ class VendorOptions:
     call: str | None = None
     splits_words: bool = False
     parallel_turns: bool = False
+    whole_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

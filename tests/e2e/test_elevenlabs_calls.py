@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import TIMEOUT_S, Rig, correlation, decoded, delayed_correlation, rendering, run, serving, until
+from rig import TIMEOUT_S, Rig, Tones, correlation, decoded, delayed_correlation, rendering, run, serving, until
 from twilio_peer import calling
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -491,3 +491,68 @@ def test_a_client_joins_the_call_of_a_carrier() -> None:
 
     run(body)
 
+
+# ---------------------------------------------------------------- the vendor's SDK
+
+SDK_BEGIN = {"text": " ", "try_trigger_generation": True, "generation_config": {"chunk_length_schedule": [50]}}
+PIECES = ["This is the first sentence. ", "And this is the second one. ", "One more. And a last one. "]
+
+
+@pytest.mark.timed
+def test_the_sdk_gets_one_message_for_each_piece_of_text() -> None:
+    """It takes one message each time that it sends a piece. The engine gives twenty chunks for each."""
+
+    async def main() -> None:
+        async with serving() as rig, client(url(rig, "stream-input")) as sdk:
+            await sdk.send(SDK_BEGIN)
+            for n, piece in enumerate(PIECES):
+                await sdk.send({"text": piece, "try_trigger_generation": True})
+                # Longer than the speech: the end of each sentence leaves the resampler before the next one comes.
+                await asyncio.sleep(len(piece) * MS_PER_CHAR / 1000 + 1)
+                assert len(sdk.messages) == n + 1
+            await sdk.send({"text": ""})
+            await sdk.gone()
+            # The drained resampler shifts the sentences a little, so each is looked for in its message.
+            assert sdk.text() == "".join(PIECES)
+            for message, piece in zip(sdk.messages, PIECES, strict=False):
+                wanted = rendering([piece.partition(". ")[0] + "."])
+                assert delayed_correlation(decoded([message["audio"]], "pcm"), wanted) > 0.9
+
+    run(main)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("begin", [SDK_BEGIN, {"text": " "}], ids=["the SDK", "another client"])
+def test_first_audio_of_a_slow_engine(begin: dict[str, Any]) -> None:
+    """A client that reads all the time gets the first chunk at once. The SDK gets few messages, the first a second
+    after the first chunk, and all that is left when its text is complete."""
+
+    async def main() -> None:
+        engine = FakeEngine(speed=2.0)
+        async with serving(engine) as rig, client(url(rig, "stream-input")) as one:
+            await one.send(begin, {"text": f"{LONG.strip()} ", "try_trigger_generation": True})
+            begun_s = time.monotonic()
+            await until(lambda: one.messages, "audio")
+            first_s = time.monotonic() - begun_s
+            await asyncio.sleep(1.5)
+            n_messages = len(one.messages)
+            if begin is SDK_BEGIN:
+                assert 0.8 < first_s < 1.6 and n_messages <= 3
+            else:
+                assert first_s < 0.3 and n_messages > 10
+            await one.send({"text": ""})
+            await until(lambda: len(one.messages) >= n_messages + 3, "the rest comes as it is made", 1.5)
+
+    run(main)
+
+
+def test_numbers_that_the_sdk_cuts_in_two_are_read_as_one() -> None:
+    async def main() -> None:
+        engine = Tones()
+        async with serving(engine) as rig, client(url(rig, "stream-input")) as sdk:
+            pieces = ["It costs ", "$42. ", "50 today. "]
+            await sdk.send(SDK_BEGIN, *({"text": piece} for piece in pieces), {"text": ""})
+            await sdk.gone()
+            assert engine.spoken == ["It costs forty two dollars and fifty cents today."]
+
+    run(main)

@@ -68,6 +68,28 @@ def test_the_sdk_hears_its_text() -> None:
     assert correlation(decoded([audio(events)], "pcm"), rendering(["Hello there, how are you?"])) > 0.98
 
 
+def test_the_sdk_gets_each_piece_of_text_when_it_takes_the_next() -> None:
+    """It sends a piece when the bot hands over the next one, and then takes one message at most. The engine gives
+    twenty chunks for each piece."""
+    pieces = [f"This is the {nth} sentence. " for nth in ("first", "second", "third", "fourth", "fifth", "sixth")]
+    steps = [step for piece in pieces for step in (piece, "pause:1.5")]
+    events = driven("elevenlabs_stream.py", *steps, "--within", "30")
+    assert events[-1]["event"] == "done"
+    handed_s = [event["at_s"] for event in named(events, "handed")]
+    heard_s = [(event["at_s"], len(event["audio"]) / 16_000) for event in named(events, "audio")]
+    begin_s = 0.0
+    for n, piece in enumerate(pieces[:-2]):
+        end_s = begin_s + len(piece.strip()) * MS_PER_CHAR / 1000
+        total_s = 0.0
+        for at_s, length_s in heard_s:
+            total_s += length_s
+            if total_s >= end_s - 0.2:  # the resampler keeps a little of each sentence for the next
+                late_s = at_s - handed_s[n + 2]
+                assert late_s < 0.2, f"piece {n} came {late_s:.2f} s after the SDK could have it"
+                break
+        begin_s = end_s
+
+
 def test_the_sdk_hears_its_text_over_tls(tmp_path: Path) -> None:
     """Without a change of any kind: it insists on wss."""
     made = subprocess.run(
@@ -95,7 +117,7 @@ def test_the_sdk_gets_its_default_format() -> None:
 
 
 def test_the_sdk_is_told_that_its_key_is_wrong() -> None:
-    (event,) = driven("elevenlabs_stream.py", "Hello there. ", "--key", "wrong")
+    *_, event = driven("elevenlabs_stream.py", "Hello there. ", "--key", "wrong")
     assert (event["event"], event["code"]) == ("failed", 1008)
 
 

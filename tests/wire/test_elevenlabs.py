@@ -116,13 +116,15 @@ def test_the_vendors_voices_are_twenty_letters_and_digits_or_pipecats_none() -> 
 # ------------------------------------------------------------------ one text
 
 
+SDK_BEGIN = {
+    "text": " ", "try_trigger_generation": True, "voice_settings": None,
+    "generation_config": {"chunk_length_schedule": [50]},
+}  # fmt: skip
+
+
 def test_the_sdk_speaks_one_text_and_the_connection_closes_behind_it() -> None:
     stream = dialect(f"{SINGLE}?model_id=eleven_flash_v2_5&output_format=pcm_8000")
-    first = {
-        "text": " ", "try_trigger_generation": True, "voice_settings": None,
-        "generation_config": {"chunk_length_schedule": [50]},
-    }  # fmt: skip
-    assert decode(stream, first) == []
+    assert decode(stream, SDK_BEGIN) == []
     assert decode(stream, {"text": "Hello ", "try_trigger_generation": True}) == [Text("Hello ", "1")]
     assert decode(stream, {"text": "you. ", "try_trigger_generation": True}) == [Text("you. ", "1")]
     assert decode(stream, {"text": ""}) == [End("1")]
@@ -137,6 +139,64 @@ def test_the_sdk_speaks_one_text_and_the_connection_closes_behind_it() -> None:
         }
     ]
     assert shown(stream.event(TurnSent("1"))) == [{"audio": None, "isFinal": True}, CloseSocket(1000, "closed")]
+
+
+def test_only_the_sdk_takes_one_message_for_each_piece_and_only_until_its_text_is_complete() -> None:
+    """Others begin with a schedule or with the trigger, not with both, and read all the time."""
+    for first in (
+        {"text": " ", "voice_settings": {"speed": 1.0}, "generation_config": {"chunk_length_schedule": [120, 160]}},
+        {"text": " ", "try_trigger_generation": True},
+        {**SDK_BEGIN, "text": "Hello. "},
+        {**SDK_BEGIN, "generation_config": None},
+        {**SDK_BEGIN, "try_trigger_generation": "true"},
+    ):
+        stream = dialect(SINGLE)
+        decode(stream, first, {"text": "Hello. ", "try_trigger_generation": True})
+        assert not stream.options.whole_pieces
+    many = dialect(MULTI)
+    decode(many, SDK_BEGIN)
+    assert not many.options.whole_pieces
+    stream = dialect(SINGLE)
+    decode(stream, SDK_BEGIN)
+    assert stream.options.whole_pieces
+    decode(stream, {"text": "Hello. "})
+    assert stream.options.whole_pieces
+    decode(stream, {"text": ""})
+    assert not stream.options.whole_pieces
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        # What elevenlabs 2.78 sends for "It costs ", "$42", ".50 today." and the like.
+        (["It costs ", "$42. ", "50 today. "], "It costs $42.50 today. "),
+        (["It ", "costs ", "$42. ", "50 ", "today. "], "It costs $42.50 today. "),
+        (["$42. ", "50 today. "], "$42.50 today. "),
+        (["about ", "1, ", "234, ", "567 ", "people "], "about 1,234,567 people "),
+        (["at ", "10: ", "30 ", "today. "], "at 10:30 today. "),
+        # A sentence that ends with a number, and one that begins with one: a token such as " 50" is cut in two.
+        (["It costs $42. 50 people came. "], "It costs $42. 50 people came. "),
+        (["It costs $42. ", "50 people came. "], "It costs $42. 50 people came. "),
+        (["It costs $42. ", " 50 people came. "], "It costs $42.  50 people came. "),
+        (["It ", "costs ", "$42. ", " ", "50 ", "people ", "came. "], "It costs $42.  50 people came. "),
+        (["It costs ", "$42. ", " ", "Fine. "], "It costs $42.  Fine. "),
+        (["It costs ", "42. ", "Fine. "], "It costs 42. Fine. "),
+        (["It costs ", "$42. "], "It costs $42. "),
+    ],
+)
+def test_the_sdks_cuts_inside_numbers_are_mended(pieces: list[str], text: str) -> None:
+    stream = dialect(SINGLE)
+    decode(stream, SDK_BEGIN)
+    steps = decode(stream, *({"text": piece} for piece in pieces), {"text": ""})
+    assert "".join(step.text for step in steps if isinstance(step, Text)) == text
+    assert steps[-1] == End("1")
+
+
+def test_other_clients_pieces_are_left_as_they_are() -> None:
+    stream = dialect(SINGLE)
+    steps = decode(stream, {"text": " "}, {"text": "$42. "}, {"text": "50 today. "})
+    assert [step.text for step in steps if isinstance(step, Text)] == ["$42. ", "50 today. "]
+
 
 
 def alignment(chars: str, starts: list[int], durations: list[int]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Steps: the pieces of text; `pause:SECONDS` between them. With an https address the SDK is as it comes, and needs
 SSL_CERT_FILE; with an http address its wss is replaced.
-Events: `audio`, `done` when the SDK's iterator ended, `refused` or `failed` with its error.
+Events: `handed` when the SDK takes a piece, `audio`, `done` when the SDK's iterator ended, `refused` or `failed` with
+its error.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def pieces() -> Iterator[str]:
         if kind == "pause":
             time.sleep(float(text))
         else:
+            report("handed", text=step)
             yield step
 
 

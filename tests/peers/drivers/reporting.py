@@ -63,7 +63,10 @@ def split(step: str) -> tuple[str, str]:
 
 
 def words(text: str) -> list[str]:
-    """The text in pieces of one word each, as a language model sends it: each but the first begins with its space."""
+    """The text in pieces of one word each, as a language model sends it: each but the first begins with its space. If
+    it has a "|", the pieces are what stands between them."""
+    if "|" in text:
+        return text.split("|")
     first, *others = text.split(" ")
     return [first, *(" " + word for word in others)]
 
