@@ -46,6 +46,7 @@ _WARNINGS = (
     "dtmf_not_supported",
     "unknown_voice",
     "barge_in_unavailable",
+    "no_caller_audio",
     "recording_unchanged",
 )
 _LOG_LINES = 2000
