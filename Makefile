@@ -182,7 +182,7 @@ clean:
 # If a stamp is newer than pyproject.toml there is nothing to install, and pip does not run.
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "==> installing telephony-tts and its voice into $(VENV): about 125 MB of downloads, once"
+	@echo "==> installing telephony-tts and its voice into $(VENV): about 132 MB of downloads, once"
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
@@ -204,7 +204,7 @@ $(VENV)/.installed-ray: pyproject.toml | $(BIN)/python
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 145 MB and PyTorch, once"
+	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 270 MB and PyTorch, once"
 	@$(PIP) install --quiet --no-compile $(TORCH) --editable '.[dev,espeak,cosyvoice,hub]'
 	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
 	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@

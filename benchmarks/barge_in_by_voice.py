@@ -96,8 +96,8 @@ def _cases(seconds: float) -> list[Heard | Quiet]:
     heard += [
         Heard(f"{name} {noise_dbm0:.0f} {dbm0:.0f}", dbm0, noise=(name, noise_dbm0))
         for name, noise_dbm0, dbm0 in (
-            ("comfort noise", -50.0, -25.0), ("babble", -35.0, -25.0), ("hum", -30.0, -25.0), ("music on hold", -35.0, -25.0),  # noqa: E501
-            ("distant speech", -40.0, -25.0),
+            ("comfort noise", -50.0, -25.0), ("babble", -35.0, -25.0), ("hum", -30.0, -25.0),
+            ("music on hold", -35.0, -25.0), ("distant speech", -40.0, -25.0),
         )
     ]  # fmt: skip
     heard += [

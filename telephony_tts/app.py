@@ -81,7 +81,7 @@ _log = logs.get(__name__)
 _MB = 1_000_000
 _DISK_CHECK_S = 15.0
 _LOW_DISK_MB = 200
-"""Below this much free space a warning is logged. Recordings of 100 calls fill it in two minutes."""
+"""Below this much free space a warning is logged. Recordings of 100 calls, 32 kB/s each, fill it in a minute."""
 _LAST_SPANS_S = 5.0
 _RELOAD_AGAIN_S = 10.0
 """After a check of a file that failed, the next one comes so soon, also if only SIGHUP causes checks."""
@@ -93,6 +93,7 @@ supervisor reports an engine that cannot start."""
 _DOCTOR_S = 60.0
 """The longest that the examination for the console may take. To import PyTorch from a cold disk takes many seconds."""
 _WITHOUT_MANDARIN = ("hibari", "fake")
+"""Default engines that need another one for Mandarin."""
 _MOST_PROCESSES = 64
 """As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024

@@ -100,11 +100,13 @@ def short_words(n: int) -> list[Signal]:
 
 _WHO = ("Your parcel", "Your new card", "The technician", "Our driver", "The invoice for May", "Your second order")
 _DOES = (
-    "left the depot on Tuesday and should arrive before noon", "is planned for Friday the twelfth, between two and four",  # noqa: E501
+    "left the depot on Tuesday and should arrive before noon",
+    "is planned for Friday the twelfth, between two and four",
     "could not be delivered, because nobody was at home", "has been moved to another day at your request",
 )  # fmt: skip
 _ASKS = (
-    "Which of these would suit you best?", "May I read the number back to you?", "If that is fine, just stay on the line.",  # noqa: E501
+    "Which of these would suit you best?", "May I read the number back to you?",
+    "If that is fine, just stay on the line.",
     "I can offer you Monday at nine, or Thursday afternoon.", "You will get a message as soon as that has changed.",
 )  # fmt: skip
 
@@ -136,8 +138,8 @@ def through_ulaw(wave: Signal) -> Signal:
 
 
 def echo(wave: Signal, delay_ms: float, down_db: float, path: str = "wire") -> Signal:
-    """What comes back of `wave`. Every path ends in a soft clip at the telephone and a second mu-law. `path` "room" adds
-    the walls of a room and a small loudspeaker, "mobile" AMR at 7.95 kbit/s in both directions."""  # noqa: E501
+    """What comes back of `wave`. Every path ends in a soft clip at the telephone and a second mu-law. `path` "room"
+    adds the walls of a room and a small loudspeaker, "mobile" AMR at 7.95 kbit/s in both directions."""
     late = np.concatenate([np.zeros(round(delay_ms * RATE_HZ / 1000)), wave])[: len(wave)]
     if path == "mobile":
         late = _through_amr(late)

@@ -191,6 +191,7 @@ class KokoroEngine:
         self._n_workers = n_workers
         self._at_first_need = at_first_need
         self._loading: asyncio.Task[_Loaded] | None = None
+        self._shown_by: KokoroReader | None = None
         self._pool: WorkerPool | None = None
 
     async def start(self) -> None:
@@ -239,7 +240,8 @@ class KokoroEngine:
 
     def shown(self, utterance: Utterance) -> Mapping[str, str]:
         """`pinyin`: the readings of the characters, each by itself; `given`: what the network gets."""
-        reading = KokoroReader().read(utterance.text, utterance.pronunciations)
+        self._shown_by = self._shown_by or KokoroReader()
+        reading = self._shown_by.read(utterance.text, utterance.pronunciations)
         return {"pinyin": reading.citation, "given": reading.written}
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:

@@ -159,7 +159,7 @@ def _counts(text: str, at: int) -> bool:
     before, after = text[at - 1 : at], text[at + 1 : at + 2]
     if (before in _DIGIT_WORDS and before) or (after in _DIGIT_WORDS and after):
         return True
-    if before and before in "第十点统唯周期百千万亿零" and before != "":
+    if before and before in "第十点统唯周期百千万亿零":
         return not (after and after in "百千万亿" and before in "十百千万亿")
     return bool(re.match("[月日号点楼层栋线座单等]", after)) or not after
 

@@ -1,8 +1,8 @@
 """The connections of a listener for which no request is served: the TLS handshake or the head of a request is not
 complete, a client has not sent its next request yet, or it still sends the body of a refused one.
 
-Whoever reaches the port can open them. They are bounded by time and by number, and no new connection is refused for
-them, so a health check is answered beside any number of them.
+Any client that reaches the port can open them. Their time and their number are bounded. The listener drops an old one
+rather than refuse a new connection, so a health check is answered beside any number of them.
 """
 
 from __future__ import annotations

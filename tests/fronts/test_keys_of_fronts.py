@@ -53,7 +53,7 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("first", ["media", "bot"])
 def test_a_call_belongs_to_the_key_of_its_first_bot_at_all_fronts(first: str, short: Path, forks: ForkServer) -> None:
-    """Whoever comes, comes to the front that does not have the call. The telephone's side has a key of its own, which
+    """Every client comes to the front that does not have the call. The telephone's side has a key of its own, which
     comes with its start."""
 
     async def main(server: FrontServer) -> None:

@@ -112,7 +112,7 @@ def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCapture
 
 
 def test_a_flood_from_one_address_drops_no_slow_call_from_another() -> None:
-    """Pinned: the oldest of all was dropped, whoever had opened the others."""
+    """Pinned: the oldest of all connections was dropped, also when another address had opened the rest."""
 
     async def main() -> None:
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=30) as rig:
