@@ -90,7 +90,7 @@ async def serve_media(
     try:
         call = await registry.admitted(
             connection, start.call, partial(registry.admit_media, start.call, key, new),
-            may_begin=may_begin, leg="media",
+            may_begin=may_begin, leg="media", stream=start.stream,
         )  # fmt: skip
     except TelephonyTTSError as error:
         await leg.refuse(close_code(error), error.message)

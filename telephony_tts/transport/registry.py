@@ -157,13 +157,14 @@ class Registry:
         return call
 
     async def admitted(
-        self, connection: DirectConnection, call_id: str, admit: Callable[[], Call], *, may_begin: bool, leg: str
-    ) -> Call | None:
+        self, connection: DirectConnection, call_id: str, admit: Callable[[], Call], *, may_begin: bool, leg: str,
+        stream: str | None = None,
+    ) -> Call | None:  # fmt: skip
         """The call that `admit` gives for a socket. None if another process has claimed the call: the connection was
         moved there, and nothing is left to do. Otherwise it does not suspend.
 
-        Raises TelephonyTTSError, which is counted and logged: what `admit` raises, and `busy` or `draining` if the call
-        can neither begin nor be reached."""
+        Raises TelephonyTTSError, which is counted, and logged with the media leg's `stream`: what `admit` raises, and
+        `busy` or `draining` if the call can neither begin nor be reached."""
         try:
             if self.find(call_id) is None:
                 if self.fronts is not None and (owner := self.claim(call_id, connection)) is not None:
@@ -178,7 +179,7 @@ class Registry:
         except TelephonyTTSError as error:
             metrics.REFUSED.labels(reason=error.code).inc()
             log = connection.log.error if isinstance(error, ClaimFailed) else connection.log.warning
-            log("refused", call=call_id, reason=error.code, leg=leg, why=error.message)
+            log("refused", call=call_id, reason=error.code, leg=leg, stream=stream, why=error.message)
             raise
         if isinstance(connection, FrontConnection):
             connection.settle()

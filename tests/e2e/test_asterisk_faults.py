@@ -196,7 +196,12 @@ def test_a_second_leg_for_a_live_call_is_refused_and_told(caplog: pytest.LogCapt
             await bot.send({"type": "close"})
 
     run(main)
-    assert lines(caplog, "refused") == [{"call": "1.2", "reason": "call_taken", "leg": "media", "stream": "1.2"}]
+    assert lines(caplog, "refused") == [
+        {
+            "call": "1.2", "reason": "call_taken", "leg": "media", "why": "the call already has a media leg",
+            "stream": "1.2",
+        }
+    ]  # fmt: skip
 
 
 def test_an_asterisk_that_reads_nothing_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
