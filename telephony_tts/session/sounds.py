@@ -6,6 +6,7 @@ from telephony_tts.audio.encoder import frame_samples
 from telephony_tts.audio.sound import Sound
 from telephony_tts.errors import SoundError
 from telephony_tts.session.bed import BED_GAIN_DB, Bed
+from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import Effect, LoadBed
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.sender import Sender
@@ -96,7 +97,7 @@ class Sounds:
         is_waited_for = False
         for turn in reversed(self._turns):
             for part in reversed(turn.parts):
-                if part.insert is None:
+                if part.insert is None or isinstance(part.insert, Digits):
                     is_waited_for = True
                 elif isinstance(part.insert, SoundInsert):
                     part.insert.is_stopped |= is_waited_for and part.insert.until_speech
