@@ -616,7 +616,7 @@ def _no_bed() -> None:
     from telephony_tts.session.bed import Bed
 
     healthy = Bed._next
-    Bed._next = lambda self, n: healthy(self, n) * 0  # type: ignore[method-assign]
+    Bed._next = lambda self, n, is_quiet: healthy(self, n, is_quiet) * 0  # type: ignore[method-assign]
 
 
 def _bed_stays() -> None:

@@ -29,6 +29,8 @@ _SURE_MS = 200
 """So long a voice must be for the stand-in of the detector that calls on the virtual clock have."""
 _TONES_NS = 3000 * MS
 """The longest tones that are asked for."""
+_REST_OF_TONE_NS = 60 * MS
+"""A tone of 100 ms that was heard for 40 ms is a key, and what is left of it is not sent again."""
 _SURELY_HEARD_NS = 40 * MS
 """Speech that the player still has goes on for so long at least."""
 _PAUSE_NS = 200 * MS
@@ -716,6 +718,8 @@ class NativeOracle:
         self._checked(v.LOST)
         # A frame that a mark tells the end of may count as played while it is played. A pause then begins behind it.
         lost_ns = max(self._most_lost_ns, self._ptime_ns * turn.was_paused)
+        if self._tones and turn.was_paused:  # tones that no event named: they may be in this turn
+            lost_ns += _REST_OF_TONE_NS
         if place_ns > turn.next_ns + lost_ns:
             what = f"{turn.id} goes on at {place_ns / MS:.0f} ms, and was heard up to {turn.next_ns / MS:.0f}"
             self._wrong(v.LOST, what)

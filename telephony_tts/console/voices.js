@@ -42,7 +42,7 @@ addTexts({
   reducing: ["Reducing the noise …", "正在降噪…"],
   reduceHint: ["Makes a second version to compare. The recording itself stays as it is.", "生成第二个版本供比较，原始录音保持不变。"],
   lowered: ["The noise is {0} dB lower ({1}). Listen to both, then choose.", "噪声降低了 {0} dB（{1}）。请先试听再选择。"],
-  cannotReduce: ["Noise can be reduced after pip install 'telephony-tts[denoise]' on the server.", "在服务器上执行 pip install 'telephony-tts[denoise]' 后即可降噪。"],
+  cannotReduce: ["Noise can be reduced after {0} on the server.", "在服务器上执行 {0} 后即可降噪。"],
   speechLevel: ["Speech", "语音"],
   noise: ["Noise", "噪声"],
   noiseBelow: ["{0} dBFS, {1} dB below", "{0} dBFS，低 {1} dB"],
@@ -240,7 +240,7 @@ function showCheck() {
       const button = element("button", { type: "button", id: "reduce-noise", disabled: isBusy || !versions.recording.told }, t("reduceNoise"));
       button.addEventListener("click", reduceNoise);
       more.push(element("div", { className: "row" }, button, element("span", { className: "hint" }, t("reduceHint"))));
-    } else more.push(element("p", { className: "hint", id: "cannot-reduce" }, t("cannotReduce")));
+    } else more.push(element("p", { className: "hint", id: "cannot-reduce" }, t("cannotReduce", server.get_denoise)));
   }
   found.hidden = false;
   found.replaceChildren(element("h2", {}, t("check")), element("div", { className: "versions" }, ...shown), told, ...more);

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from telephony_tts.errors import EngineUnavailable, TelephonyTTSError
+from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, how_to_get
 from telephony_tts.http_api.console_calls import ConsoleCalls, limited_key, need_supervisor
 from telephony_tts.http_api.console_lexicons import ConsoleLexicons
 from telephony_tts.http_api.responses import HttpApi
@@ -133,6 +133,7 @@ class Console:
             "supervises": supervises,
             "can_add_voices": self._api.can_add_voices,
             "can_denoise": self._api.can_denoise,
+            "get_denoise": how_to_get("denoise"),
             "engines": [
                 {
                     "name": engine.name,

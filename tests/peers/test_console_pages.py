@@ -70,7 +70,7 @@ def test_is_it_well_shows_what_doctor_says_the_worst_first(devtools: str) -> Non
                 "[...document.querySelectorAll('#findings tbody tr')]"
                 ".map((row) => [...row.cells].map((cell) => cell.innerText))"
             )
-            assert [row[1] for row in rows] == ["sounds.folder", "py3langid", "python"]
+            assert [row[1] for row in rows] == ["sounds.folder", "python", "py3langid"]
             assert rows[0] == ["broken", "sounds.folder", "<b>no</b> such folder"]
             assert "fake" in await text_of(shown, "#engines") and "ready" in await text_of(shown, "#engines")
             assert shown.complaints == []
