@@ -1,6 +1,6 @@
 """Neural speech in Mandarin on one CPU thread, 24 kHz, no download: Kokoro-82M. It also speaks English words.
 
-A clause takes half of its own duration. A cancel stops it within the network.
+A slow core takes nearly as long as the speech lasts (docs/adr/0032). A cancel stops it within the network.
 """
 
 from __future__ import annotations
