@@ -142,5 +142,6 @@ def _check_keys(arguments: argparse.Namespace) -> int:
             for name in ("calls", "chars_per_day", "voices", "lexicons", "experiments")
             if (value := getattr(key, name)) is not None
         ]
+        limits += [] if key.media_legs else ["no media legs"]
         print(f"{key.name}: {'; '.join(limits) or 'no limits'}")
     return 0

@@ -36,6 +36,13 @@ class Key:
     experiments: tuple[str, ...] | None = None
     supervises: bool = False
     """Whether people with it may listen to calls, end them and play recordings."""
+    media_legs: bool = True
+    """Whether it may be a media leg: a PBX, a carrier or the bridge."""
+
+    @property
+    def media_refusal(self) -> str | None:
+        """Why no media leg may have it. None if one may."""
+        return None if self.media_legs else f"key {self.name} may not be a media leg (media_legs in keys.file)"
 
     def allows_voice(self, engine: str, voice: str) -> bool:
         return self.voices is None or voice in self.voices or f"{engine}/{voice}" in self.voices

@@ -31,6 +31,7 @@ class KeySettings:
     lexicons: tuple[str, ...] | None = None
     experiments: tuple[str, ...] | None = None
     supervisor: bool = False
+    media_legs: bool = True
 
     def conflicts(self) -> Iterator[str]:
         if (self.token is None) == (self.sha256 is None):
@@ -39,7 +40,7 @@ class KeySettings:
     def key(self, name: str) -> Key:
         digest = digest_of(self.token.encode()) if self.token is not None else bytes.fromhex(self.sha256 or "")
         limits = self.calls, self.chars_per_day, self.voices, self.lexicons, self.experiments
-        return Key(name, digest, *limits, supervises=self.supervisor)
+        return Key(name, digest, *limits, supervises=self.supervisor, media_legs=self.media_legs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ async def serve_media(
     if found is not None and not settings.keys.is_open:
         del start.parameters["token"]  # the bot must not see it
         key = key if key.name else found
+    if (why := key.media_refusal) is not None:
+        metrics.REFUSED.labels(reason="unauthorized").inc()
+        connection.log.warning("media_unauthorised", call=start.call, why=why)
+        await leg.refuse(4403, why)
+        return
     if not trusted:
         if found is None:
             metrics.REFUSED.labels(reason="unauthorized").inc()

@@ -609,7 +609,7 @@ class Server:
         connection.trusted = secret is not None or key is not None
         connection.key = key or NO_KEY
         # Its call is known only at its `start`. It may be a call in which a bot waits.
-        refusal = self._admit(connection, self.registry.awaits_media_of_all)
+        refusal = self._admit_leg(connection)
         if refusal is None and secret is not None and path == "/media/plivo":
             # Only now: a carrier that was told to come again may send the same handshake.
             if not self._is_new(_only(request.headers, _PLIVO_NONCE)):
@@ -646,7 +646,7 @@ class Server:
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
-        refusal = self._admit(connection, self.registry.awaits_media_of_all)
+        refusal = self._admit_leg(connection)
         if refusal is None and verifier is not None:
             # Only now: Vonage may send the same handshake again after a refusal.
             if not self._is_new(vonage.token_identity(token).hex()):
@@ -734,6 +734,12 @@ class Server:
         response = self._refuse(reason, status, f"{why}\n")
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
+
+    def _admit_leg(self, connection: CallConnection) -> Response | None:
+        """The same for a media leg, if its key may be one."""
+        if (why := connection.key.media_refusal) is not None:
+            return self._refuse("unauthorized", HTTPStatus.FORBIDDEN, f"{why}\n")
+        return self._admit(connection, self.registry.awaits_media_of_all)
 
     def _refuse_page(self, connection: CallConnection, request: Request) -> Response | None:
         """A refusal if the request comes from a web page that may not use the server.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from carrier_peers import ExotelPeer, PlivoPeer, SignalWirePeer, TelnyxPeer
 from http_peer import ask, ask_json
 from log_lines import lines
 from rig import Rig, Tones, run, serving, speech_settings, until
+from twilio_peer import TwilioPeer, calling, dialling
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -19,6 +22,7 @@ from telephony_tts import metrics
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.transport.server import _LEGS, _WITH_OPTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -403,5 +407,76 @@ def test_a_carrier_brings_its_key_as_a_parameter() -> None:
             assert sockets[1].close_code == 4429
             for socket in sockets:
                 await socket.close()
+
+    run(main)
+
+
+# ------------------------------------------------------------------- keys that are no PBX
+
+MEDIA = [f"{path}{'?call=c1' if path in _WITH_OPTIONS else ''}" for path in _LEGS]
+
+
+@pytest.mark.parametrize("path", [*MEDIA, "/media/asterisk?dial=ws://pbx.example/media/1&call=c1"])
+def test_a_key_without_media_legs_opens_none(path: str) -> None:
+    async def main() -> None:
+        async with keyed(key("bots", media_legs=False), key("pbx"), media_start_s=0.3) as (rig, _):
+            password = base64.b64encode(b"user:bots-token").decode()
+            joint = "&" if "?" in path else "?"
+            for address, headers in (
+                (path, bearer("bots")),
+                (path, {"Authorization": f"Basic {password}"}),
+                (path, {"X-API-Key": "bots-token"}),
+                (f"{path}{joint}token=bots-token", {}),
+            ):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with connect(rig.url(address), additional_headers=headers, proxy=None):
+                        pass
+                assert refused.value.response.status_code == 403
+                assert b"key bots may not be a media leg" in refused.value.response.body
+            for name in ("pbx", "plain"):
+                async with connect(rig.url(path), additional_headers=bearer(name), proxy=None):
+                    pass
+
+    run(main)
+
+
+PEERS: dict[str, Any] = {
+    "twilio": TwilioPeer, "telnyx": TelnyxPeer, "plivo": PlivoPeer, "signalwire": SignalWirePeer, "exotel": ExotelPeer,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("handshake", [None, "plain"], ids=["no token before", "a plain token before"])
+def test_nor_does_it_by_the_parameter_of_a_carrier(name: str, handshake: str | None) -> None:
+    async def main() -> None:
+        async with keyed(key("bots", media_legs=False), key("pbx")) as (rig, _):
+            url, headers = rig.url(f"/media/{name}"), bearer(handshake) if handshake else {}
+            async with dialling(PEERS[name], url, "CA1", headers=headers) as peer:
+                await peer.start(token="bots-token")
+                assert await peer.gone() == (4403, "key bots may not be a media leg (media_legs in keys.file)")
+            assert not rig.server.registry.calls()
+            async with dialling(PEERS[name], url, "CA2", headers=headers) as peer:
+                await peer.start(token="pbx-token")
+                await until(lambda: rig.server.registry.find("CA2") is not None, "its call")
+
+    run(main)
+
+
+def test_it_is_a_bot_at_every_other_door() -> None:
+    async def main() -> None:
+        async with keyed(key("bots", media_legs=False), key("pbx")) as (rig, _):
+            bots = bearer("bots")
+            async with rig.bot(headers=bots) as bot:
+                await bot.say("Hello.", "t")
+                await bot.event("done", turn="t")
+            for path in ("/v1/speak", "/tts/websocket", "/jambonz/tts"):
+                async with connect(rig.url(path), additional_headers=bots, proxy=None):
+                    pass
+            assert (await ask_json(rig.port, "/tts/stream", {"text": "Hello."}, **bots)).status == 200
+            async with calling(rig.url("/media/twilio"), "CA1", headers=bearer("pbx")) as peer:
+                await peer.start()
+                async with rig.bot(headers=bots, call="CA1", audio="none") as bot:
+                    await bot.say("Hello.", "t")
+                    await bot.event("done", turn="t")
 
     run(main)

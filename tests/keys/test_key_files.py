@@ -30,6 +30,13 @@ def test_a_key_supervises_only_if_its_entry_says_so(tmp_path: Path) -> None:
     assert [key.name for key in read_keys(write(tmp_path, text)) if key.supervises] == ["boss"]
 
 
+def test_a_key_may_be_a_media_leg_unless_its_entry_says_no(tmp_path: Path) -> None:
+    text = "keys: {pbx: {token: one}, bots: {token: two, media_legs: false}, both: {token: three, media_legs: true}}"
+    refusals = [key.media_refusal for key in read_keys(write(tmp_path, text))]
+    assert refusals == [None, "key bots may not be a media leg (media_legs in keys.file)", None]
+    assert "keys.a.media_legs" in refused(tmp_path, "keys: {a: {token: one, media_legs: [bot]}}")
+
+
 def test_keys_with_all_limits_and_with_none(tmp_path: Path) -> None:
     acme, other = read_keys(
         write(
