@@ -2,6 +2,7 @@
 // The server takes the page for a telephone, so what it reports as heard is what this page has played.
 
 import { openSocket } from "./server.js";
+import { t } from "./texts.js";
 
 const LEAD_MS = 200;
 const OPEN_MS = 10_000; // how long the server may take to accept a connection, or to send a file
@@ -35,7 +36,7 @@ function encoded(codec, pcm) {
 const inTime = (promise) => {
   let timer;
   const late = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`the server did not answer for ${OPEN_MS / 1000} s`)), OPEN_MS);
+    timer = setTimeout(() => reject(new Error(t("noAnswerFor", OPEN_MS / 1000))), OPEN_MS);
   });
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 };
@@ -67,7 +68,7 @@ export async function audioContext() {
 const opened = (socket) =>
   inTime(new Promise((resolve, reject) => {
     socket.addEventListener("open", resolve, { once: true });
-    socket.addEventListener("close", () => reject(new Error("the server refused the connection")), { once: true });
+    socket.addEventListener("close", () => reject(new Error(t("refusedConnection"))), { once: true });
   }));
 
 export class Call {

@@ -2,7 +2,7 @@
 
 import { Call, audioContext } from "./call.js";
 import { element, one, read } from "./server.js";
-import { t } from "./texts.js";
+import { problemText, t } from "./texts.js";
 import { askState, serverState, tell } from "./main.js";
 import { showTurn } from "./waterfall.js";
 
@@ -239,7 +239,7 @@ function endHere(turn, outcome, ms) {
 }
 
 function failed(turn, event) {
-  tell(event.message);
+  tell(problemText(event));
   if (!turn) return;
   note(turn, (found) => {
     found.heardChars = [...(event.heard_text ?? "")].length;

@@ -1,5 +1,7 @@
 // The server, as the pages use it. A token stays in this tab, and travels in a header or a subprotocol only.
 
+import { problemText, t } from "./texts.js";
+
 export const base = new URL("../", location.href.split("#")[0]);
 
 let token = sessionStorage.getItem("token") ?? "";
@@ -28,12 +30,13 @@ export async function ask(path, options = {}) {
     response = await fetch(new URL(path, base), how);
   } catch (error) {
     if (options.signal?.aborted) throw options.signal.reason;
-    throw new ServerError(0, "unreachable", "the server cannot be reached");
+    throw new ServerError(0, "unreachable", t("cannotReach"));
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
   if (response.status === 401 && used === token) dispatchEvent(new Event("token-needed")); // else one was given since
-  throw new ServerError(response.status, told.error?.code ?? "", told.error?.message ?? response.statusText);
+  const { code = "", message = response.statusText } = told.error ?? {};
+  throw new ServerError(response.status, code, problemText({ code, message }));
 }
 
 export const read = async (path, options) => (await ask(path, options)).json();

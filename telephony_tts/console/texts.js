@@ -102,6 +102,9 @@ const TEXTS = {
   draining: ["shutting down", "正在停机"],
   starting: ["starting", "启动中"],
   unreachable: ["not reachable", "无法连接"],
+  cannotReach: ["the server cannot be reached", "无法连接服务器"],
+  noAnswerFor: ["the server did not answer for {0} s", "服务器在 {0} 秒内没有响应"],
+  refusedConnection: ["the server refused the connection", "服务器拒绝了连接"],
   needsToken: ["needs a token", "需要令牌"],
   load: ["load", "负载"],
   inQueue: ["in the queue", "排队"],
@@ -120,6 +123,24 @@ const TEXTS = {
   tokenHint: ["It stays in this tab until you close it, and is never part of an address.", "令牌只保存在本标签页，关闭即清除，不会出现在网址中。"],
   enter: ["Enter", "进入"],
 };
+
+// What the codes of the server's errors mean, in Chinese.
+const PROBLEMS = {
+  unauthorized: "令牌缺失或不正确", origin: "不允许来自此网页的请求", not_supervisor: "需要主管令牌", not_yours: "属于其他密钥",
+  key_limit: "已达到此密钥的限额", bad_request: "请求有误", bad_field: "设置有误", bad_option: "选项有误", bad_config: "内容有误",
+  not_found: "未找到", method_not_allowed: "不允许此操作", unknown_voice: "没有此音色", model_not_found: "没有此模型",
+  voice_exists: "已有同名音色", voice_fixed: "此音色不能更改", unsupported_text: "此音色不能朗读这种语言或文字",
+  unknown_sound: "没有此声音", bad_sound: "无法播放此声音", bad_audio: "无法使用此音频", text_too_long: "文本过长",
+  body_too_large: "上传内容过大", body_timeout: "上传超时", encoded_body: "不接受压缩的内容", lexicon_changed: "词典已被他人更改",
+  queue_full: "排队已满", rate_limited: "发送过快", busy: "服务器繁忙，请稍后再试", closing: "正在关闭", idle: "空闲过久，通话已结束",
+  call_taken: "此通话已有机器人", call_over: "通话已结束", no_media: "没有收到媒体连接", turn_exists: "上一轮尚未结束",
+  format_unavailable: "服务器未安装此格式所需的组件", engine_unavailable: "引擎未安装或不可用", engine_failed: "引擎出错",
+  internal: "服务器内部错误",
+};
+
+// An error of the server in the page's language. The server's own words stay: they have the details.
+export const problemText = ({ code, message }) =>
+  language === "zh" && PROBLEMS[code] ? [PROBLEMS[code], message].filter(Boolean).join("：") : message;
 
 const LANGUAGES = ["en", "zh"];
 let language = localStorage.getItem("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en");

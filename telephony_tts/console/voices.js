@@ -3,7 +3,7 @@
 import { audioContext } from "./call.js";
 import { serverState, tell } from "./main.js";
 import { ask, element, one, read } from "./server.js";
-import { addTexts, currentLanguage, t } from "./texts.js";
+import { addTexts, currentLanguage, problemText, t } from "./texts.js";
 
 addTexts({
   newVoice: ["A voice from a recording", "用录音创建音色"],
@@ -504,7 +504,7 @@ async function make(event) {
   try {
     const response = await ask("v1/voices", { method: "POST", body, headers: { Accept: "text/event-stream" } });
     const [kind, told] = await lastEvent(response);
-    if (kind === "error") throw Object.assign(new Error(told.message), { code: told.code });
+    if (kind === "error") throw Object.assign(new Error(problemText(told)), { code: told.code });
     await loadVoices();
     form.status.value = [t("madeVoice", told.name, told.kept_s.toFixed(1), told.source_s.toFixed(1)), ...told.warnings].join(" ");
     made = `${told.engine}/${told.name}`;
@@ -664,7 +664,7 @@ function editorOf({ name, entries }) {
   };
   const check = async () => {
     const result = await send("console/api/lexicons/check", "POST", { text: text.value, sentence: sentence.value });
-    if (result.problems.length) showProblem(result.problems.join("\n"));
+    if (result.problems.length) showProblem(problemText({ code: "bad_config", message: result.problems.join("\n") }));
     else told.textContent = [t("correct", result.entries), ...result.spoken, ...result.changes.map((line) => `  ${line}`)].join("\n");
     return result;
   };

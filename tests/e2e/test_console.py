@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -28,6 +29,7 @@ from telephony_tts.errors import EngineError
 from telephony_tts.http_api import console_calls
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
+from telephony_tts.http_api.responses import STATUS
 from telephony_tts.keys.key import Key, KeyRing, digest_of
 from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles
 from telephony_tts.recording.live import Recordings
@@ -43,6 +45,16 @@ TEXT = f"{SENTENCE} " * 3
 
 
 # ------------------------------------------------------------------- the files
+
+
+def test_every_error_that_a_page_may_get_has_a_chinese_text() -> None:
+    """The page puts it before the server's own words (`problemText`)."""
+    texts = (FOLDER / "texts.js").read_text(encoding="utf-8")
+    problems = texts.partition("const PROBLEMS = {")[2].partition("\n};")[0]
+    known = dict(re.findall(r'(\w+): "([^"]+)"', problems))
+    of_bots = {"bad_field", "bad_option", "bad_sound", "turn_exists", "idle", "engine_failed", "internal"}
+    assert (set(STATUS) - {"client_gone"}) | of_bots <= set(known)
+    assert all(re.search("[\u4e00-\u9fff]", text) for text in known.values())
 
 
 def test_the_files_are_open_and_all_else_needs_the_token() -> None:

@@ -24,6 +24,8 @@ from console_page import console, picture, settled, violations
 from media_peer import START, leg
 from rig import Rig, Tones, greeted, run, serving, until
 
+from telephony_tts.engines.api import Utterance
+from telephony_tts.errors import EngineUnavailable, UnsupportedText
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.lexicon_files import LexiconFiles
@@ -483,6 +485,70 @@ def test_the_page_speaks_chinese(devtools: str) -> None:
                     ".flatMap((element) => element.innerText.split('\\n')).filter((text) => /[a-z]{4}/.test(text))"
                 )
                 assert [text for text in english if text not in ("fake", "python", "py3langid", "sounds.folder")] == []
+
+    run(main)
+
+
+class EnglishOnly(Tones):
+    """Tones for Latin letters alone. `is_missing`: its package is not installed."""
+
+    is_missing = False
+
+    def check(self, utterance: Utterance) -> None:
+        if self.is_missing:
+            raise EngineUnavailable("tones need the package tones: pip install tones")
+        if not utterance.text.isascii():
+            raise UnsupportedText("tones are English only, not CJK letters")
+        super().check(utterance)
+
+
+def test_what_the_server_refuses_is_told_in_the_language_of_the_page(devtools: str, tmp_path: Path) -> None:
+    """Pinned: the server's English stood alone on the Chinese page. Its details stay."""
+    file = tmp_path / "brands.yaml"
+    file.write_text("SQL: sequel\n")
+    engine = EnglishOnly()
+
+    async def main() -> None:
+        tools = ConsoleTools(None, LexiconFiles({"brands": str(file)}))
+        async with with_tools(tools, engine=engine) as rig, console(devtools, rig) as shown:
+
+            async def told(part: str, where: str = "#problem") -> str:
+                """What the page tells, once it has this part."""
+                text = f"document.querySelector('{where}').innerText"
+                found: str = await shown.until(f"{text}.includes('{part}') && {text}")
+                return found
+
+            async def said(text: str) -> None:
+                await shown.write("#text", text)
+                await shown.press("Enter")
+
+            for language, refused, unknown in (
+                ("zh", "此音色不能朗读这种语言或文字：tones are", "没有此音色："),
+                ("en", "tones are", "no voice"),
+            ):
+                await shown.choose("#language", language)
+                await said("您好")
+                assert (await told("English only, not CJK letters")).startswith(refused)
+                await shown.evaluate("document.querySelector('#voice').append(new Option('gone', 'fake/gone'))")
+                await shown.evaluate("document.querySelector('#voice').value = 'fake/gone'")
+                await said("Hello.")
+                assert (await told("gone")).startswith(unknown)
+                await shown.evaluate("document.querySelector('#voice').value = ''")
+            await shown.choose("#language", "zh")
+            engine.is_missing = True
+            await said("Hello.")
+            assert (await told("pip install tones")).startswith("引擎未安装或不可用：tones need")
+            await shown.evaluate("location.hash = '#well'")
+            assert (await told("run telephony-tts doctor")).startswith("引擎未安装或不可用：")
+            await shown.evaluate("location.hash = '#voices'")
+            await shown.until("document.querySelector('#lexicons summary') !== null")
+            await shown.evaluate("document.querySelector('#lexicons summary').click()")
+            await shown.until("document.querySelector('#lexicons textarea').value === 'SQL: sequel\\n'")
+            await shown.write("#lexicons textarea", "nginx: engine x\nnginx: y\n")
+            for button in (0, 2):  # test, and save
+                await shown.evaluate(f"document.querySelectorAll('#lexicons button')[{button}].click()")
+                assert (await told("given before", "#lexicons pre")).startswith("内容有误：")
+                await shown.evaluate("document.querySelector('#lexicons pre').innerText = ''")
 
     run(main)
 
