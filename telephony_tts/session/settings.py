@@ -69,7 +69,8 @@ class BargeInSettings:
     """The section `barge_in`: what the caller's voice does. A bot may choose otherwise for its call.
 
     Speech begins after `min_speech_ms` of voice and ends after `silence_ms` without. Nothing is interrupted for
-    `hold_off_ms` after we begin to speak, nor after an interruption. Audio below `floor_dbov` is line noise.
+    `hold_off_ms` after we begin to speak, nor after an interruption. Audio below `floor_dbov` is line noise:
+    -45 dBov is -38.8 dBm0.
 
     `action` "pause" only pauses the speech. A caller who speaks for `false_interruption_ms` interrupts it after all.
     Otherwise it goes on when the caller was silent for `resume_after_ms` (at least `silence_ms`), from the last word

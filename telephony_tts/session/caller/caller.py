@@ -21,11 +21,10 @@ from telephony_tts.audio.voice_activity import (
     WINDOW_SAMPLES,
     VoiceActivity,
     VoiceModel,
-    level_dbov,
 )
 from telephony_tts.errors import AudioError
 from telephony_tts.session.caller.answering_machine import AnsweringMachine
-from telephony_tts.session.caller.echo_gate import EchoGate
+from telephony_tts.session.caller.echo_gate import N_COMPARED, EchoGate
 from telephony_tts.session.caller.silence import CallerSilence
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
 from telephony_tts.session.effects import Effect
@@ -37,22 +36,23 @@ FindModel = Callable[[], VoiceModel | None]
 """Returns the process's network, or None while it is being loaded. Raises AudioError if it cannot be loaded."""
 
 _MS = 1_000_000
-_SLOT_MS = 20
-_KEPT_NS = 1_000_000_000
-"""How long sent frames are kept: an echo comes back sooner."""
 _MOST_KEPT = 1500
-"""The most frames that are kept. Only a peer that gets whole turns at once has more. What that peer plays half a
-minute later is not known then."""
+"""The most frames that are kept while nobody listens. Only a peer that gets whole turns at once has more. What that
+peer plays half a minute later is not known then."""
 _MOST_AT_ONCE_MS = 1000
 """The most audio that may come faster than real time. Audio beyond it is dropped: it would delay other calls."""
 _STILL_MS = 64
 """The caller is still speaking if the last voice is at most this old."""
 _QUIET_WINDOWS = 10
 """After this many windows of noise the network is not run until a window is louder than noise."""
-_BEFORE_WINDOWS = 4
+_SURELY_NOT_VOICE = 0.2
+"""Windows with less than this probability of a voice are noise."""
+_BEFORE_WINDOWS = 12
 """The network then begins anew with this many windows before: it needs the onset of a voice."""
 _MISSED_MS = 40
 """How much of the caller's audio FreeSWITCH drops where a file begins, and again where it ends."""
+_LOST_MS = 15
+"""Packets were lost if the peer's clock is so much ahead of the audio that came. Its stamps may be inexact."""
 _UNDECIDED_MS = 200
 """How long a voice that is too short so far delays `caller_silent`, if no more audio comes."""
 _HOLE_MS = 120
@@ -83,10 +83,10 @@ class Caller:
         self._note_listens()
         self._media: tuple[str, int] | None = None
         """The codec and the rate of the caller's audio, once there is a media leg."""
-        self._spoken = ("ulaw", RATE_HZ)
-        """The codec and the rate of our speech."""
         self._gate = EchoGate(settings.barge_in.floor_dbov)
-        self._spurt = TalkSpurt(settings.barge_in)
+        self._window_ns = 0
+        """When the last window ended."""
+        self._spurt = TalkSpurt(settings.barge_in, self._find_callers, N_COMPARED)
         self._transcoder: Transcoder | None = None
         self._model: VoiceModel | None = None
         self._activity: VoiceActivity | None = None
@@ -105,9 +105,9 @@ class Caller:
         """How long audio may be missing before that counts as silence."""
         self._heard_ns = 0
         """When the last window was judged."""
-        self._voice_ns = 0
-        """When the last voice was heard."""
-        self._voice_clock_ms: int | None = None
+        self._sound_ns = 0
+        """When the last voice was heard, the caller's or our own."""
+        self._sound_clock_ms: int | None = None
         """`_clock_ms` at that time."""
         self._sounding_ns: int | None = None
         """When we began to speak without a pause."""
@@ -115,9 +115,6 @@ class Caller:
         """The caller has begun to speak over us, and has not interrupted us yet."""
         self.ended_turns = False
         """Whether the caller's speech, which goes on or was the last, has ended turns. A pause ends none."""
-        self._sent: deque[tuple[bytes, int]] = deque()
-        """(frame, when it is heard) of recent frames, kept while barge-in is off: the echo gate needs them when it is
-        turned on."""
 
     # ------------------------------------------------------------- settings
 
@@ -171,7 +168,7 @@ class Caller:
     ) -> None:
         """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. `has_holes`: audio
         is missing where files begin and end."""
-        self._media, self._spoken = heard, spoken
+        self._media, self._gate.played.spoken = heard, spoken
         self._hole_ms = _HOLE_MS if has_holes else 0
         self.silence.restart(now_ns)
         self._begin()
@@ -184,8 +181,6 @@ class Caller:
     def _start_listening(self) -> None:
         if not self.listens:
             self._begin()
-            while self._sent:
-                self._plays(*self._sent.popleft())
 
     def _stop_barge_in(self) -> None:
         if self._spurt.is_speaking:
@@ -218,32 +213,18 @@ class Caller:
 
     def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
         """A frame was sent that the caller hears at `heard_ns`."""
-        if self.listens and self._media is not None:
-            self._plays(payload, heard_ns)
-            self._gate.forget_heard(now_ns)  # no audio may come from the caller
-            return
-        while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
-            self._sent.popleft()
-        if len(self._sent) < _MOST_KEPT:
-            self._sent.append((payload, heard_ns))
-
-    def _plays(self, payload: bytes, heard_ns: int) -> None:
-        codec, rate_hz = self._spoken
-        pcm = CODECS[codec].decode(payload)
-        n_slot = rate_hz * _SLOT_MS // 1000
-        for start in range(0, len(pcm), n_slot):
-            self._gate.playing(heard_ns + start * 1_000_000_000 // rate_hz, level_dbov(pcm[start : start + n_slot]))
+        played = self._gate.played
+        if self.listens or len(played) < _MOST_KEPT:
+            played.add(payload, heard_ns)
+        played.forget(now_ns)
 
     def emptied(self, now_ns: int) -> None:
         """The peer's buffer was emptied: frames that were not heard yet never will be."""
-        while self._sent and self._sent[-1][1] > now_ns:
-            self._sent.pop()
-        self._gate.emptied(now_ns)
+        self._gate.played.emptied(now_ns)
 
     def moved(self, late_ns: int) -> None:
         """Sent frames are heard `late_ns` later than `playing` was told."""
-        self._sent = deque((payload, at_ns + late_ns) for payload, at_ns in self._sent)
-        self._gate.moved(late_ns)
+        self._gate.played.moved(late_ns)
 
     def peer_is_late(self, late_ns: int) -> None:
         """The peer has reported that it plays `late_ns` later than our schedule."""
@@ -269,7 +250,10 @@ class Caller:
         pcm = self._rest + self._transcoder.feed(audio.payload)
         n_windows = len(pcm) // (2 * WINDOW_SAMPLES)
         if audio.timestamp_ms is not None and n_windows:
-            self._clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
+            clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
+            if self._clock_ms is not None and clock_ms - self._clock_ms >= _LOST_MS:
+                self._gate.lost(clock_ms - self._clock_ms)
+            self._clock_ms = clock_ms
         samples = np.frombuffer(pcm, "<i2", n_windows * WINDOW_SAMPLES).astype(np.int16, copy=False)
         self._rest = pcm[n_windows * WINDOW_SAMPLES * 2 :]
         for n in range(n_windows):
@@ -303,20 +287,29 @@ class Caller:
         return True
 
     def _window(self, pcm: Pcm, now_ns: int) -> None:
-        is_open = self._gate.opens(level_dbov(pcm), now_ns)
-        probability = 0.0 if self._model is None else self._probability(self._model, pcm)
-        change = self._spurt.feed(probability, is_open, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
+        is_loud = self._gate.take(pcm, now_ns)
+        self._window_ns = now_ns
+        probability = 0.0 if self._model is None else self._probability(self._model, pcm, is_loud)
+        if probability < _SURELY_NOT_VOICE:
+            self._gate.not_voice()
+        sound_end_ms = self._spurt.sound_end_ms
+        change = self._spurt.feed(probability, is_loud, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
         self._n_heard += WINDOW_SAMPLES
         self._heard_ns = now_ns
-        self.machine.listen(pcm, is_open, self._spurt, self._n_heard * 1000 // RATE_HZ, self._clock_ms or 0)
-        if self._spurt.voice_end_ms * RATE_HZ // 1000 >= self._n_heard:
-            self._voice_ns, self._voice_clock_ms = now_ns, self._clock_ms
-            if self._spurt.is_speaking:
-                self.silence.restart(now_ns)
+        if self.machine.is_on:
+            is_heard = is_loud and self._gate.callers(1, now_ns)[-1]
+            self.machine.listen(pcm, is_heard, self._spurt, self._n_heard * 1000 // RATE_HZ, self._clock_ms or 0)
+        if self._spurt.sound_end_ms > sound_end_ms:
+            self._sound_ns, self._sound_clock_ms = now_ns, self._clock_ms
+        if self._spurt.is_speaking and self._spurt.voice_end_ms * RATE_HZ // 1000 >= self._n_heard:
+            self.silence.restart(now_ns)
         self._tell(change)
 
-    def _probability(self, model: VoiceModel, pcm: Pcm) -> float:
-        self._n_quiet = 0 if self._gate.hears_more_than_noise else self._n_quiet + 1
+    def _find_callers(self, n_windows: int) -> list[bool]:
+        return self._gate.callers(n_windows, self._window_ns, self._spurt.is_speaking)
+
+    def _probability(self, model: VoiceModel, pcm: Pcm, is_loud: bool) -> float:
+        self._n_quiet = 0 if is_loud else self._n_quiet + 1
         if self._n_quiet >= _QUIET_WINDOWS:
             self._activity = None
             self._before.append(pcm)
@@ -375,7 +368,7 @@ class Caller:
             )
 
     def _on_clock(self, at_ms: int) -> int | None:
-        return None if self._voice_clock_ms is None else max(0, self._voice_clock_ms + at_ms)
+        return None if self._sound_clock_ms is None else max(0, self._sound_clock_ms + at_ms)
 
     @property
     def is_speaking(self) -> bool:
@@ -398,8 +391,8 @@ class Caller:
     def _missing_ms(self, now_ns: int) -> int:
         """How much of the caller's audio since the last voice has not come, by the clock. A peer may send messages
         without audio, or less audio than time passes."""
-        n_came_ms = self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms
-        return max(0, (now_ns - self._voice_ns) // _MS - n_came_ms)
+        n_came_ms = self._n_heard * 1000 // RATE_HZ - self._spurt.sound_end_ms
+        return max(0, (now_ns - self._sound_ns) // _MS - n_came_ms)
 
     def interrupts(self, now_ns: int) -> bool:
         """Whether the caller interrupts or pauses all turns now: once for each talk spurt, after the hold-off."""
@@ -456,4 +449,6 @@ class Caller:
         self._tell(change)
         if change is not None:
             return None
-        return max(now_ns + _MS, self._voice_ns + (spurt.settings.silence_ms + self._hole_ms) * _MS)
+        heard_ms = self._n_heard * 1000 // RATE_HZ + self._missing_ms(now_ns) - self._hole_ms
+        rest_ms = spurt.voice_end_ms + spurt.settings.silence_ms - heard_ms
+        return now_ns + max(1, rest_ms) * _MS

@@ -123,16 +123,21 @@ def test_beeps_are_found_without_a_voice_detector(model: Any) -> None:
 
 
 def test_the_echo_of_our_own_tones_is_no_beep() -> None:
-    world = line()
-    hear(world, rest(300))
-    world.say("a" * 60 + ".", "a")
-    world.run(20)
-    for _ in range(150):
-        world.run(20)
-        echo = np.resize(0.02 * np.sin(2 * np.pi * 1000 * np.arange(160) / 8000), 160)
-        is_on = 700 < world.now_ms < 1200
-        world.send(m.MediaAudio(CODECS["ulaw"].encode(np.rint(32767 * echo * is_on).astype(np.int16))))
-    assert told(world) == []
+    ours = tone(500)
+
+    def hear_echo(of: np.ndarray) -> list[m.AnsweringMachineHeard]:
+        world = line()
+        hear(world, rest(300))
+        begin = np.concatenate([rest(400), ours, rest(2000)])
+        late = np.concatenate([rest(520), 0.1 * of, rest(2000)])
+        for at in range(0, 16_000, 160):
+            payload = CODECS["ulaw"].encode(np.rint(begin[at : at + 160] * 32767).astype(np.int16))
+            world.session.caller.playing(payload, world.now_ns, world.now_ns)
+            hear(world, late[at : at + 160])
+        return told(world)
+
+    assert hear_echo(ours) == []
+    assert [event.cause for event in hear_echo(tone(500, hz=1400))] == ["beep"], "another tone is not ours"
 
 
 def test_it_works_beside_barge_in() -> None:
