@@ -4,10 +4,11 @@ The callers are recorded telephone prompts. Each says one prompt over the bot's 
 the other cases nobody speaks, and each interruption is false: minutes of the bot's own echo, or of a noise. All sound
 passes mu-law. Time is simulated: the pieces of the product get 20 ms at a time, so the figures do not depend on the
 machine. The same sound goes to pipecat, to livekit with the same network, and to two other detectors, as a process of
-its own. The bot speaks on after an interruption, so that all get the same sound. In `running`, calls of a running
-server are interrupted by the same callers in real time.
+its own. The bot speaks on after an interruption, so that all get the same sound. The rules "webrtc aec" and "speex"
+are the product with an echo canceller before it instead of its own comparison. With `--live`, calls of a running server
+are interrupted by some of the callers in real time.
 
-The first use downloads the recordings (32 MB, by apt) and the other software (600 MB, by pip) into .peers.
+The first use downloads the recordings (32 MB, by apt) and the other software (600 MB, by pip and apt) into .peers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import Any
 import numpy as np
 from harness import report
 from harness import telephone_sound as sound
+from harness.live_callers import LiveCaller, interruptions
 from harness.telephone_sound import RATE_HZ, Signal
 
+from telephony_tts.audio.g711 import encode_ulaw
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.session.caller.caller import Caller
 from telephony_tts.session.effects import Effect
@@ -40,15 +43,18 @@ from telephony_tts.wire.messages import MediaAudio
 _EXAMPLES = """examples:
   python benchmarks/barge_in_by_voice.py                            all cases, an hour on two cores
   python benchmarks/barge_in_by_voice.py --cases first,pink --callers 40 --rules ours
+  python benchmarks/barge_in_by_voice.py --cases echo --rules "ours,webrtc aec,speex"
+  python benchmarks/barge_in_by_voice.py --cases none --live 20
 """
 _PEERS = Path(__file__).resolve().parent.parent / ".peers" / "barge_in"
 _PACKAGES = (
     "pipecat-ai==1.14.0", "livekit-agents==1.8.9", "livekit-plugins-silero==1.8.9", "webrtcvad-wheels==2.0.14.post1",
-    "ten-vad==1.0.6.9", "setuptools<81",
+    "ten-vad==1.0.6.9", "aec-audio-processing==1.0.1", "setuptools<81",
 )  # fmt: skip
-_LIBRARIES = ("libc++1-14", "libc++abi1-14", "libunwind-14")
-"""Debian's, which ten-vad needs."""
+_LIBRARIES = ("libspeexdsp1", "libc++1-14", "libc++abi1-14", "libunwind-14")
+"""Debian's: Speex, and what ten-vad needs."""
 _OTHERS = ("pipecat", "livekit", "webrtcvad", "ten-vad")
+_CANCELLERS = ("webrtc aec", "speex")
 _FRAME = RATE_HZ // 50
 _MS = 1_000_000
 _LEAD_MS = 60
@@ -101,7 +107,10 @@ def _cases(seconds: float) -> list[Heard | Quiet]:
         )
     ]  # fmt: skip
     heard += [
-        Heard(f"echo {delay_ms:.0f} ms {down_db:.0f} dB {path} {dbm0:.0f}", dbm0, at_s, echo=(delay_ms, down_db, path))
+        Heard(
+            f"at {at_s:.1f} s, echo {delay_ms:.0f} ms {down_db:.0f} dB {path} {dbm0:.0f}", dbm0, at_s,
+            echo=(delay_ms, down_db, path),
+        )
         for at_s, delay_ms, down_db, path, dbm0 in (
             (5.0, 200.0, 30.0, "wire", -20.0), (5.0, 200.0, 20.0, "wire", -20.0), (5.0, 600.0, 10.0, "wire", -20.0),
             (0.3, 200.0, 20.0, "wire", -20.0), (5.0, 450.0, 15.0, "mobile", -20.0), (5.0, 200.0, 15.0, "room", -20.0),
@@ -211,28 +220,31 @@ def product(model: VoiceModel, line: bytes, ours: bytes) -> list[float]:
 
 
 class Others:
-    """The other rules, as a process that is started with its packages."""
+    """Other software, as a process that is started with its packages: `script` of the folder harness."""
 
-    def __init__(self) -> None:
-        _install()
+    def __init__(self, script: str, *arguments: str) -> None:
         libraries = _PEERS / "lib" / "usr" / "lib"
         env = {**os.environ, "LD_LIBRARY_PATH": f"{libraries}/llvm-14/lib:{libraries}/x86_64-linux-gnu"}
-        script = Path(__file__).parent / "harness" / "barge_in_rules.py"
+        env.pop("PYTHONPATH", None)
         self._process = subprocess.Popen(
-            [_PEERS / "venv" / "bin" / "python", script, ",".join(_OTHERS)],
+            [_PEERS / "venv" / "bin" / "python", Path(__file__).parent / "harness" / script, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env,
         )  # fmt: skip
 
-    def begin(self, line: bytes) -> None:
+    def begin(self, about: Any, sound: bytes) -> None:
+        """Send a request."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(len(line)).encode() + b"\n" + line)
+        self._process.stdin.write(json.dumps(about).encode() + b"\n" + sound)
         self._process.stdin.flush()
 
-    def stops(self) -> dict[str, list[float]]:
-        """For the line of the last `begin`."""
+    def answer(self) -> Any:
+        """To the last `begin`."""
         assert self._process.stdout is not None
-        found: dict[str, list[float]] = json.loads(self._process.stdout.readline())
-        return found
+        return json.loads(self._process.stdout.readline())
+
+    def read(self, n_bytes: int) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.read(n_bytes)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -246,9 +258,8 @@ def _install() -> None:
     (_PEERS / "lib").mkdir(parents=True, exist_ok=True)
     venv.create(_PEERS / "venv", with_pip=True)
     subprocess.run([_PEERS / "venv" / "bin" / "python", "-m", "pip", "install", "-q", *_PACKAGES], check=True)
-    subprocess.run(
-        ["apt-get", "-qq", "download", *_LIBRARIES], cwd=_PEERS / "lib", check=True, stderr=subprocess.DEVNULL
-    )
+    command = ["apt-get", "-qq", "download", *_LIBRARIES]
+    subprocess.run(command, cwd=_PEERS / "lib", check=True, stderr=subprocess.DEVNULL)
     for package in (_PEERS / "lib").glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, _PEERS / "lib"], check=True)
         package.unlink()
@@ -258,22 +269,59 @@ def _install() -> None:
 # ------------------------------------------------------------------------------ the figures
 
 
-def run_case(case: Heard | Quiet, n_callers: int, with_others: bool) -> dict[str, Any]:
+def run_case(case: Heard | Quiet, n_callers: int, rules: Sequence[str]) -> dict[str, Any]:
     """The figures of a case by rule."""
     model = VoiceModel()
-    others = Others() if with_others else None
-    stops: dict[str, list[list[float]]] = {}
+    names = [name for name in _OTHERS if name in rules]
+    others = Others("barge_in_rules.py", ",".join(names)) if names else None
+    cancellers = Others("echo_cancellers.py") if set(rules) & set(_CANCELLERS) else None
+    stops: dict[str, list[list[float]]] = {name: [] for name in rules}
+    cpu_us: dict[str, list[float]] = {}
     calls = _calls(case, n_callers)
     for call in calls:
         if others is not None:
-            others.begin(call.line)
-        stops.setdefault("ours", []).append(product(model, call.line, call.ours))
-        for name, found in others.stops().items() if others is not None else ():
-            stops.setdefault(name, []).append(found)
-    if others is not None:
-        others.close()
+            others.begin(len(call.line), call.line)
+        if "ours" in rules:
+            stops["ours"].append(product(model, call.line, call.ours))
+        for name in set(rules) & set(_CANCELLERS):
+            assert cancellers is not None
+            cancellers.begin((name, len(call.line)), call.line + call.ours[: len(call.line)])
+            n_bytes, us = cancellers.answer()
+            cleaned = encode_ulaw(np.frombuffer(cancellers.read(n_bytes), np.int16))
+            stops[name].append(product(model, cleaned, b""))
+            cpu_us.setdefault(name, []).append(us)
+        for name, found in others.answer().items() if others is not None else ():
+            stops[name].append(found)
+    for process in filter(None, (others, cancellers)):
+        process.close()
     judge = partial(_heard, calls) if isinstance(case, Heard) else partial(_false, case.seconds)
-    return {name: judge(found) for name, found in stops.items()}
+    figures = {name: judge(found) for name, found in stops.items()}
+    for name, spent in cpu_us.items():
+        figures[name]["cpu_us_per_20_ms"] = report.median(spent, 0)
+    return figures
+
+
+def run_live(n_callers: int) -> list[dict[str, Any]]:
+    """The figures of calls of a running server."""
+    results = []
+    for name, at_s, dbm0, echo in (
+        ("silence", 5.0, -25.0, None), ("first second", 0.3, -25.0, None),
+        ("echo 600 ms 10 dB", 5.0, -20.0, (600.0, 10.0)),
+        ("echo 600 ms 10 dB, nobody speaks", 60.0, None, (600.0, 10.0)),
+    ):  # fmt: skip
+        callers = [
+            LiveCaller(np.zeros(0) if dbm0 is None else sound.at_level(said, dbm0), at_s, echo)
+            for said in sound.prompts(n_callers)
+        ]
+        stops = interruptions(callers)
+        if dbm0 is None:
+            rules = {"ours": _false(at_s * n_callers, stops)}
+        else:
+            calls = [Call(b"", b"", 0.0, len(caller.said) / 8 + 500) for caller in callers]
+            rules = {"ours": _heard(calls, [[at * 1000 for at in found] for found in stops])}
+        kind = "quiet" if dbm0 is None else "heard"
+        results.append({"case": f"live: {name}", "kind": kind, "rules": rules})
+    return results
 
 
 def _heard(calls: Sequence[Call], stops: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -292,7 +340,7 @@ def _false(seconds: float, stops: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _named(case: Heard | Quiet, chosen: argparse.Namespace) -> dict[str, Any]:
     os.nice(chosen.nice)
-    rules = run_case(case, chosen.callers, chosen.rules == "all")
+    rules = run_case(case, chosen.callers, chosen.rules.split(","))
     print(f"  {case.name}: {json.dumps(rules)}", file=sys.stderr, flush=True)
     return {"case": case.name, "kind": type(case).__name__.lower(), "of": asdict(case), "rules": rules}
 
@@ -306,26 +354,30 @@ def _shown(figures: dict[str, Any]) -> str:
 def main() -> None:
     flags = report.parser("barge_in_by_voice", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--callers", type=int, default=200, help="callers of a case (default %(default)s)")
-    flags.add_argument(
-        "--minutes", type=float, default=30, help="of echo; of noise twice as long (default %(default)s)"
-    )
+    flags.add_argument("--minutes", type=float, default=30, help="of echo; of noise two times (default %(default)s)")
     flags.add_argument("--cases", default="", help="parts of the names of cases, separated by commas (default all)")
-    flags.add_argument("--rules", choices=("all", "ours"), default="all", help="which rules (default %(default)s)")
+    flags.add_argument("--rules", default=",".join(("ours", *_OTHERS)), help="rules (default %(default)s)")
+    flags.add_argument("--live", type=int, default=0, help="calls of a running server at a time (default %(default)s)")
     flags.add_argument("--workers", type=int, default=2, help="cases at a time (default %(default)s)")
     flags.add_argument("--nice", type=int, default=0, help="niceness of the workers (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.callers, chosen.minutes, chosen.cases, chosen.rules = 1, 0.1, "silence -20,only hum", "ours"
+    names = chosen.rules.split(",")
     parts = [part for part in chosen.cases.split(",") if part]
     cases = [case for case in _cases(chosen.minutes * 60) if not parts or any(part in case.name for part in parts)]
     sound.our_speech(1)
-    if chosen.rules == "all":
+    if names != ["ours"]:
         _install()
     with Pool(chosen.workers) as pool:
         results = pool.map(partial(_named, chosen=chosen), cases, chunksize=1)
-    names = ["ours", *(_OTHERS if chosen.rules == "all" else ())]
+    if chosen.live:
+        results += run_live(chosen.live)
     for kind, title in (("heard", "missed · onset p50 / p90 in ms"), ("quiet", "false interruptions")):
-        rows = [(r["case"], *(_shown(r["rules"][name]) for name in names)) for r in results if r["kind"] == kind]
+        rows = [
+            (r["case"], *(_shown(r["rules"][name]) if name in r["rules"] else "-" for name in names))
+            for r in results if r["kind"] == kind
+        ]  # fmt: skip
         if rows:
             report.table(title, ("case", *names), rows)
     report.save(chosen, results)

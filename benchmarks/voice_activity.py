@@ -68,12 +68,14 @@ def _calls(chosen: argparse.Namespace, model: VoiceModel, pcm: np.ndarray, rate_
     lines = [encode_ulaw(np.rint(noise[n * 160 : n * 160 + 160]).astype(np.int16)) for n in range(len(silence))]
     off, on = BargeInSettings(), BargeInSettings(enabled=True, hold_off_ms=10_000_000)
     chunk = Chunk(pcm, rate_hz)
+    other = Chunk(pcm[::-1].copy(), rate_hz)  # sounds like speech, and is not what the caller says
     work: dict[str, Callable[[], float]] = {
         "off, caller speaks": lambda: _call(off, model, voice, None),
         "on, nothing on the line": lambda: _call(on, model, silence, None),
         "on, noise of -55 dBov": lambda: _call(on, model, lines, None),
         "on, caller speaks": lambda: _call(on, model, voice, None),
         "off, we speak": lambda: _call(off, model, silence, chunk),
+        "on, both speak": lambda: _call(on, model, voice, other),
         "on, we speak with an echo": lambda: _call(on, model, lines, chunk, echo=0.2),
     }
     return {name: round(statistics.median(each() for _ in range(chosen.repeat)), 2) for name, each in work.items()}

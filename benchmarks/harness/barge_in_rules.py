@@ -22,7 +22,7 @@ _WITHOUT_S = 0.5
 """So much without voice ends speech for the detectors that have no rule."""
 
 
-def _decoded(payload: bytes) -> Any:
+def decoded(payload: bytes) -> Any:
     """G.711 mu-law to int16."""
     code = ~np.frombuffer(payload, np.uint8)
     exponent, mantissa = (code >> 4) & 7, code & 15
@@ -111,17 +111,14 @@ def ten(pcm: Any) -> list[float]:
 
 
 RULES: dict[str, Callable[[Any], list[float]]] = {
-    "pipecat": pipecat,
-    "livekit": livekit,
-    "webrtcvad": webrtc,
-    "ten-vad": ten,
-}
+    "pipecat": pipecat, "livekit": livekit, "webrtcvad": webrtc, "ten-vad": ten,
+}  # fmt: skip
 
 
 def main() -> None:
     names = sys.argv[1].split(",") if len(sys.argv) > 1 else list(RULES)
     while line := sys.stdin.buffer.readline():
-        pcm = _decoded(sys.stdin.buffer.read(json.loads(line)))
+        pcm = decoded(sys.stdin.buffer.read(json.loads(line)))
         print(json.dumps({name: RULES[name](pcm) for name in names}), flush=True)
 
 

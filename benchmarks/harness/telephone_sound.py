@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import av
@@ -81,8 +81,7 @@ def _prompts() -> dict[str, Signal]:
 def prompts(n: int) -> list[Signal]:
     """Recorded prompts of 1 to 6 s."""
     fitting = [
-        wave
-        for name, wave in _prompts().items()
+        wave for name, wave in _prompts().items()
         if RATE_HZ <= len(wave) <= 6 * RATE_HZ and not any(part in name for part in _NO_CALLERS)
     ]
     picked = np.linspace(0, len(fitting) - 1, min(n, len(fitting))).astype(int)
@@ -102,13 +101,16 @@ _WHO = ("Your parcel", "Your new card", "The technician", "Our driver", "The inv
 _DOES = (
     "left the depot on Tuesday and should arrive before noon",
     "is planned for Friday the twelfth, between two and four",
-    "could not be delivered, because nobody was at home", "has been moved to another day at your request",
-)  # fmt: skip
+    "could not be delivered, because nobody was at home",
+    "has been moved to another day at your request",
+)
 _ASKS = (
-    "Which of these would suit you best?", "May I read the number back to you?",
+    "Which of these would suit you best?",
+    "May I read the number back to you?",
     "If that is fine, just stay on the line.",
-    "I can offer you Monday at nine, or Thursday afternoon.", "You will get a message as soon as that has changed.",
-)  # fmt: skip
+    "I can offer you Monday at nine, or Thursday afternoon.",
+    "You will get a message as soon as that has changed.",
+)
 
 
 @lru_cache
@@ -138,9 +140,11 @@ def through_ulaw(wave: Signal) -> Signal:
 
 
 def echo(wave: Signal, delay_ms: float, down_db: float, path: str = "wire") -> Signal:
-    """What comes back of `wave`. Every path ends in a soft clip at the telephone and a second mu-law. `path` "room"
-    adds the walls of a room and a small loudspeaker, "mobile" AMR at 7.95 kbit/s in both directions."""
-    late = np.concatenate([np.zeros(round(delay_ms * RATE_HZ / 1000)), wave])[: len(wave)]
+    """What comes back of `wave`: `delay_ms` later, up to 20 ms more for each sentence. Every path has a soft clip at
+    the telephone, a delay that is no whole number of samples, and a second mu-law. `path` "room" adds the walls of a
+    room and a small loudspeaker, "mobile" AMR at 7.95 kbit/s in both directions."""
+    late = np.concatenate([np.zeros(round(delay_ms * RATE_HZ / 1000)), _irregular(wave)])[: len(wave)]
+    late = np.convolve(late, np.sinc(np.arange(-12, 12) + 0.4) * np.hanning(24), "same")
     if path == "mobile":
         late = _through_amr(late)
     late = np.tanh(late * 3) / 3
@@ -155,6 +159,19 @@ def echo(wave: Signal, delay_ms: float, down_db: float, path: str = "wire") -> S
     if path == "mobile":
         late = _through_amr(late)
     return through_ulaw(late)
+
+
+def _irregular(wave: Signal) -> Signal:
+    """What follows a pause of 0.1 s is up to 20 ms later: a peer plays what it gets at once, and the network's delay at
+    that moment then lasts until the peer's buffer is empty again."""
+    rng = np.random.default_rng(3)
+    is_silent = np.convolve(np.abs(wave) > 1e-3, np.ones(RATE_HZ // 10), "full")[: len(wave)] < 0.5
+    begins = [0, *(np.flatnonzero(np.diff(is_silent.astype(np.int8)) == -1) + 1), len(wave)]
+    out = np.zeros(len(wave) + RATE_HZ)
+    for begin, end in pairwise(begins):
+        late = int(rng.integers(0, RATE_HZ // 50))
+        out[begin + late : end + late] = wave[begin:end]
+    return out[: len(wave)]
 
 
 def _through_amr(wave: Signal) -> Signal:
