@@ -61,6 +61,9 @@ _HAN = HAN_RUN.pattern[1:-2]
 _SPAN = re.compile(rf"({HAN_RUN.pattern})|([^\W{_HAN}](?:[^{_HAN}，、。！？：；（）《》「」]*[^\W{_HAN}])?)|(.)", re.S)
 """Han characters, a stretch of other letters and what stands between them, or another character."""
 
+_LETTER_A = re.compile(r"(?<![\w'’])A(?![\w'’]| +[a-z])")
+"""In a code among Han characters: 编号A二零六. The English front end takes it for the article."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Span:
@@ -128,6 +131,8 @@ class KokoroReader:
                     for each in ipa.values()
                     if at <= each.start and each.end <= match.end()
                 ]
+                if HAN_RUN.search(text) and not inside:
+                    inside = [(letter.start(), letter.end(), "ˈeɪ") for letter in _LETTER_A.finditer(match[2])]
                 english = self._english.read(match[2], inside)
                 ids += english.ids[1:-1]
                 spans.append(_Span(at, match[2], first, len(ids), english))

@@ -95,8 +95,10 @@ class _Lexicon:
         self._word = re.compile("|".join(map(re.escape, sorted(self._words, key=len, reverse=True))))
         names = "|".join(sorted(self._surnames, key=len, reverse=True))
         self._surname = re.compile(
-            rf"(?:(?<![{_HAN}])|(?<=[是请叫找姓位])|(?<=您好)|(?<=你好)|(?<=我是))({names})"
+            rf"(?:(?:(?<![{_HAN}])|(?<=[是请叫找姓位])|(?<=您好)|(?<=你好)|(?<=我是))(?:{names})"
             rf"(?=[{_HAN}]{{0,2}}?(?:{_TITLES}))"
+            # Behind 的 without a given name: 的单位主任 is no surname.
+            rf"|(?<=的)(?:{names})(?=(?:{_TITLES}))|(?<=姓)(?:{names})(?=[吗吧的]|[^{_HAN}]|$))"
         )
 
     def simplified(self, text: str) -> str:
@@ -116,7 +118,7 @@ class _Lexicon:
                 if syllable != ".":
                     found[at] = syllable
         for match in self._surname.finditer(text):
-            for at, syllable in enumerate(self._surnames[match[1]], match.start(1)):
+            for at, syllable in enumerate(self._surnames[match[0]], match.start()):
                 found[at] = syllable
         return found
 

@@ -50,6 +50,12 @@ def test_the_text_in_symbols(reader: KokoroReader) -> None:
     assert reader.read("重庆", pinyin).written == "zhong4 qing1"
 
 
+def test_a_single_a_among_han_characters_is_a_letter(reader: KokoroReader) -> None:
+    assert reader.read("编号A二零六").written == "bian1 hao4 /ˈA/ er4 ling2 liu4"
+    assert reader.read("坐A B两个口").written == "zuo4 /ˈA bˈi/ liang3 ge4 kou3"
+    assert reader.read("他说 A good idea 很好").written.startswith("ta1 shuo1 /ɐ ɡˈʊd")
+
+
 @pytest.mark.parametrize("text", ["您好", " 您好", "，您好！", "(您好)", "OK，您好 bye 啊", "A 5 号", "《合同》"])
 def test_each_part_of_a_text_has_its_symbols(reader: KokoroReader, text: str) -> None:
     reading = reader.read(text)

@@ -41,6 +41,12 @@ def spoken(mandarin: Mandarin, text: str) -> str:
         ("还款", "huan2 kuan3"),
         ("還款", "huan2 kuan3"),
         ("长垣和桦甸和天台县", "chang2 yuan2 he2 hua4 dian4 he2 tian1 tai1 xian4"),
+        ("在我们行开过户", "zai4 wo3 men5 hang2 kai1 guo4 hu4"),
+        ("是我们行不行", "shi4 wo3 men5 xing2 bu4 xing2"),
+        ("已经调到高级专员那里", "yi3 jing1 diao4 dao4 gao1 ji2 zhuan1 yuan2 na4 li3"),
+        ("请调到二十六度", "qing3 tiao2 dao4 er4 shi2 liu4 du4"),
+        ("月底前补给您", "yue4 di3 qian2 bu3 gei3 nin2"),
+        ("补给站", "bu3 ji3 zhan4"),
     ],
 )
 def test_words_are_read_as_meant(mandarin: Mandarin, text: str, pinyin: str) -> None:
@@ -58,6 +64,14 @@ def test_words_are_read_as_meant(mandarin: Mandarin, text: str, pinyin: str) -> 
         ("我是解小明先生", "xie4 xiao3 ming2"),
         ("请找单位领导", "dan1 wei4"),
         ("曾经有位先生", "ceng2 jing1"),
+        ("重庆的曾女士", "zeng1 nv3 shi4"),
+        ("您的单位主任", "dan1 wei4"),
+        ("经理姓查，他在", "xing4 zha1 ta1"),
+        ("您是姓单吗", "xing4 shan4 ma5"),
+        ("同姓查询", "xing4 cha2 xun2"),
+        ("请找区域经理", "qu1 yu4 jing1 li3"),
+        ("我是行政主管", "xing2 zheng4 zhu3 guan3"),
+        ("华东总监您好", "hua2 dong1 zong3 jian1"),
     ],
 )
 def test_a_surname_before_a_title_has_its_own_reading(mandarin: Mandarin, text: str, pinyin: str) -> None:
