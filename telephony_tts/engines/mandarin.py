@@ -163,6 +163,8 @@ def _counts(text: str, at: int) -> bool:
         return True
     if before and before in "第十点统唯周期百千万亿零":
         return not (after and after in "百千万亿" and before in "十百千万亿")
+    if after == "点" and before and before in "大小高低多少快慢好长短轻重远近宜有":
+        return False  # 调大一点, not one o'clock
     return bool(re.match("[月日号点楼层栋线座单等]", after)) or not after
 
 

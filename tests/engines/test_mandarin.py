@@ -87,6 +87,8 @@ def test_a_surname_before_a_title_has_its_own_reading(mandarin: Mandarin, text: 
         ("第一百", "di4 yi1 bai3"),
         ("一一零", "yi1 yi1 ling2"),
         ("一点五", "yi1 dian3 wu3"),
+        ("下午一点", "xia4 wu3 yi1 dian3"),
+        ("调大一点", "tiao2 da4 yi4 dian3"),
         ("一月一日", "yi1 yue4 yi1 ri4"),
         ("二〇一一年", "er4 ling2 yi1 yi1 nian2"),
         ("统一", "tong3 yi1"),
