@@ -18,7 +18,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work",
+    "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work", "intelligibility",
 )  # fmt: skip
 
 _REAL = "pauses"
@@ -163,6 +163,12 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
     elif name == "noise_reduction":
         assert all(row["reduced"]["afftdn"]["si_sdr_db"] > 1 < row["reduced"]["afftdn"]["pauses_db"] for row in results)
+    elif name == "intelligibility":
+        # The first run installs the recogniser.
+        assert [row["voice"] for row in results] == ["kokoro/zm_yunxi", "kokoro/zm_yunxi", "espeak/cmn"]
+        ours, whole, espeak = (row["rates"]["caller"]["syllables"]["percent"] for row in results)
+        assert ours < 30 > whole and espeak > 80 and results[1]["joints"]["length_ratio"]["p50"] > 0.9
+        assert results[0]["lines"][0]["engine"]["heard"] and results[0]["sound"]["leading_ms"]["p50"] < 50
     elif name == "voice_mail":
         assert results["beeps"]["all"]["n"] == 6 and results["beeps"]["all"]["missed"] == 0
         assert results["without_a_beep"]["speech"]["seconds"] > 5 and all(results["us_per_20_ms"].values())
