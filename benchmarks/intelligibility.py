@@ -41,7 +41,7 @@ from telephony_tts.cli_settings import config_flags, overrides
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, Pcm, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.errors import ConfigError, TelephonyTTSError
 
 _EXAMPLES = """examples:
   python benchmarks/intelligibility.py                              all languages, 40 minutes on one core
@@ -131,10 +131,16 @@ class _InTime:
 
 
 class Speaker:
-    """An engine of the configuration, as an async context. Raises the errors of engines."""
+    """An engine of the configuration, as an async context. Raises ConfigError and the errors of engines."""
 
     def __init__(self, settings: config.Config, name: str) -> None:
-        self._engine = _InTime(app.local_engine(settings, name))
+        if name == "cosyvoice2" and settings.engines.cosyvoice2.model is None:
+            raise ConfigError("cosyvoice2 has no model: add --set engines.cosyvoice2.model=DIR (docs/cosyvoice2.md)")
+        try:
+            engine = app.local_engine(settings, name)
+        except KeyError:
+            raise ConfigError(f"unknown engine {name!r}; expected hibari, kokoro, espeak or cosyvoice2") from None
+        self._engine = _InTime(engine)
         self._speech = app.session_settings(settings)
 
     async def __aenter__(self) -> Speaker:
@@ -145,7 +151,9 @@ class Speaker:
         await self._engine.close()
 
     def voice(self, name: str | None, language: str) -> Voice | None:
-        """The voice of this name, or the first one, if it has the language."""
+        """The voice of this name, or the first one, if it has the language. Raises ConfigError."""
+        if name is not None and name not in (names := [each.name for each in self._engine.voices]):
+            raise ConfigError(f"{self._engine.name} has no voice {name!r}; it has {', '.join(names)}")
         return next((v for v in self._engine.voices if v.speaks(language) and name in (None, v.name)), None)
 
     async def speak(self, text: str, voice: Voice, language: str, *, has_time: bool = False) -> Speech:
