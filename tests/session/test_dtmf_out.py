@@ -162,6 +162,18 @@ def test_the_length_of_tones_can_be_set() -> None:
     assert one.on_ms == pytest.approx(250, abs=5) and two.before_ms == pytest.approx(60, abs=5)
 
 
+@pytest.mark.parametrize("speed", [0.5, 0.98, 1.02, 2.0])
+def test_tones_keep_pitch_and_length_in_a_turn_of_another_speed(speed: float) -> None:
+    """Played 2 % faster, no key is read by spandsp or Asterisk."""
+    line = world()
+    line.send(m.Configure(speed=speed))
+    line.send(m.Say("Please wait.", "t1"))
+    line.send(m.SendDtmf("159D"))
+    line.run(6000)
+    assert digits(line) == "159D"
+    assert [fault for key in keys(line) for fault in key.faults()] == []
+
+
 def test_a_clear_drops_the_tones_that_were_not_heard_and_names_them() -> None:
     line = world(lead_ms=400)
     line.send(m.SendDtmf("12345"))
