@@ -111,6 +111,24 @@ def test_line_noise_keys_and_tones_interrupt_nothing() -> None:
     assert line.when(m.CallerSpeech) == []
 
 
+@pytest.mark.parametrize("digit_hz", [(697, 1209), (941, 1477)])
+def test_the_rest_of_a_key_that_the_peer_took_out_interrupts_nothing(digit_hz: tuple[int, int]) -> None:
+    """Asterisk 22.10 with detection in the audio: the first 20 ms of a key come through, then no audio for 100 ms, and
+    the key as an event. Keys that follow each other must not add up to speech either."""
+    line = SpeechLine(noise_dbov=-60)
+    line.say(BOT, "a")
+    line.listen(1000)
+    t = np.arange(160) / 8000
+    tone = 0.3 * sum(np.sin(2 * np.pi * hz * t) for hz in digit_hz)
+    for _ in range(6):
+        line.listen(20, tone, clock=False)
+        line.run(100)
+        line.send(m.MediaDtmf("1"))
+        line.listen(100, clock=False)
+    assert line.when(m.CallerSpeech) == [] == line.when(m.Cleared)
+    assert [each.digit for _, each in line.timeline if isinstance(each, m.Dtmf)] == ["1"] * 6
+
+
 # ------------------------------------------------------------------------ callers
 
 
