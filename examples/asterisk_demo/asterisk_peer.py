@@ -68,7 +68,7 @@ class Asterisk:
         for part in ("etc", "log", "cache", "varlib/agi-bin", "varlib/keys", "spool/tmp", "spool/recording"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         self._render()
-        self._process = PeerProcess("asterisk", self._command("-f"), folder)
+        self._process = PeerProcess("asterisk", self.command("-f"), folder)
 
     @property
     def pid(self) -> int:
@@ -91,7 +91,7 @@ class Asterisk:
         """The output of a command of Asterisk's console. Raises PeerFailed if Asterisk does not answer."""
         try:
             ran = subprocess.run(
-                self._command("-rx", command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                self.command("-rx", command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
                 errors="replace", timeout=_CLI_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -163,7 +163,8 @@ class Asterisk:
         with contextlib.suppress(PeerFailed):
             self.cli("core stop now")
 
-    def _command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments: str) -> list[str]:
+        """The words that run the program `asterisk` with this Asterisk's configuration."""
         return self._unpacked.command("usr/sbin/asterisk", "-C", str(self.folder / "etc" / "asterisk.conf"), *arguments)
 
     def _render(self) -> None:

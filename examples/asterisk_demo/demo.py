@@ -2,7 +2,7 @@
 
 `make asterisk-demo` starts Asterisk with the files of configs/asterisk, the server with its embedded voice, the bridge
 and a small bot. `make asterisk-call` dials it with a telephone and records what it hears. `--bot` starts only the bot,
-for a server of yours.
+for a server of yours. With `--lang zh` the bot speaks Mandarin.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import urllib.request
 import wave
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +35,48 @@ from websockets.sync.server import ServerConnection, serve
 
 SIP_PORT = 5060
 NO_ANSWER_CHARS = 500
-GREETING = "Hello! This is your telephony bot. Press a key, and I will tell you which. The star ends the call."
-NAMES = {"*": "the star", "#": "the hash"}
 
 
-def greet(socket: ServerConnection) -> None:
+@dataclass(frozen=True)
+class Words:
+    """What the bot says in one language; `pressed` has {} for the name of a key."""
+
+    greeting: str
+    pressed: str
+    goodbye: str
+    star: str
+    hash: str
+
+    def name(self, digit: str) -> str:
+        return {"*": self.star, "#": self.hash}.get(digit, digit)
+
+
+WORDS = {
+    "en": Words(
+        "Hello! This is your telephony bot. Press a key, and I will tell you which. The star ends the call.",
+        "That was {}.", "Goodbye!", "the star", "the hash",
+    ),
+    "zh": Words(
+        "您好！我是电话语音机器人。您可以按任意键，我会告诉您按的是哪个键。按星号键结束通话。",
+        "您按的是{}。", "再见！", "星号键", "井号键",
+    ),
+}  # fmt: skip
+
+
+def greet(socket: ServerConnection, words: Words) -> None:
     """The bot: it greets the caller, then names each key that is pressed. The star ends the call."""
     try:
         for message in socket:
             event = json.loads(message)
             if event.get("type") == "call":
                 print(f"    a call: {event['call']}", flush=True)
-                socket.send(json.dumps({"type": "say", "text": GREETING}))
+                socket.send(json.dumps({"type": "say", "text": words.greeting}))
             elif event.get("type") == "dtmf":
                 digit = event["digit"]
                 print(f"    a key: {digit}", flush=True)
                 socket.send('{"type":"clear"}')
                 ended = digit == "*"
-                said = "Goodbye!" if ended else f"That was {NAMES.get(digit, digit)}."
+                said = words.goodbye if ended else words.pressed.format(words.name(digit))
                 socket.send(json.dumps({"type": "say", "text": said}))
                 if ended:
                     socket.send('{"type":"close"}')
@@ -59,10 +85,10 @@ def greet(socket: ServerConnection) -> None:
 
 
 @contextmanager
-def bot(port: int = 0) -> Iterator[str]:
+def bot(lang: str, port: int = 0) -> Iterator[str]:
     """Run the bot; gives its address. Raises PeerFailed for a port in use."""
     try:
-        bots = serve(greet, "127.0.0.1", port, compression=None)
+        bots = serve(partial(greet, words=WORDS[lang]), "127.0.0.1", port, compression=None)
     except OSError as error:
         raise PeerFailed(f"port {port} of 127.0.0.1: {error.strerror}; choose another port") from None
     threading.Thread(target=bots.serve_forever, daemon=True).start()
@@ -110,7 +136,7 @@ def why_taken(sip_port: int) -> str | None:
     return None
 
 
-def run(sip_port: int) -> None:
+def run(sip_port: int, lang: str) -> None:
     """Run the demo until Ctrl-C."""
     why = why_taken(sip_port)
     if why is not None:
@@ -121,10 +147,11 @@ def run(sip_port: int) -> None:
         )
     port, audiosocket, http = (free_port(socket.SOCK_STREAM) for _ in range(3))
     with ExitStack() as running:
-        bot_url = running.enter_context(bot())
+        bot_url = running.enter_context(bot(lang))
         print("==> the server with its embedded voice", flush=True)
         # The machine may be busy with other work. Do not refuse the one call of this demo for that.
         settings = ["--set", f"bot.url={bot_url}", "--set", "limits.max_frame_lateness_ms=10000", "--port", str(port)]
+        settings += language_flags(lang)
         server_log = running.enter_context(program("telephony-tts", port, "telephony_tts.cli", "serve", *settings))
         print("==> the bridge for AudioSocket", flush=True)
         url = f"ws://127.0.0.1:{port}/media/native"
@@ -148,10 +175,16 @@ def run(sip_port: int) -> None:
         signal.pause()
 
 
-def run_bot(port: int) -> None:
+def language_flags(lang: str) -> list[str]:
+    """The flags of `serve` for the bot's language. For Mandarin they load its voice before the first call."""
+    return [] if lang == "en" else ["--set", f"speech.lang={lang}"]
+
+
+def run_bot(port: int, lang: str) -> None:
     """Run the bot until Ctrl-C."""
-    with bot(port) as url:
-        print(f"A bot at {url}: make run SERVE_ARGS='--set bot.url={url}'   Ctrl-C stops.", flush=True)
+    with bot(lang, port) as url:
+        flags = " ".join(["--set", f"bot.url={url}", *language_flags(lang)])
+        print(f"A bot at {url}: make run SERVE_ARGS='{flags}'   Ctrl-C stops.", flush=True)
         signal.pause()
 
 
@@ -195,6 +228,7 @@ def main() -> int:
     flags.add_argument("--call", metavar="EXTENSION", help="dial a running demo instead of starting one")
     flags.add_argument("--bot", metavar="PORT", type=int, help="start only the bot, for a server of yours")
     flags.add_argument("--sip-port", type=int, default=SIP_PORT, help="the SIP port of Asterisk (default %(default)s)")
+    flags.add_argument("--lang", choices=list(WORDS), default="en", help="what the bot speaks (default %(default)s)")
     recording = Path("heard.wav")
     flags.add_argument("--wav", type=Path, default=recording, help="with --call: the recording (default %(default)s)")
     flags.add_argument("--seconds", type=int, default=8, help="with --call: how long to listen (default %(default)s)")
@@ -203,11 +237,11 @@ def main() -> int:
         signal.signal(number, stop)
     try:
         if chosen.bot is not None:
-            run_bot(chosen.bot)
+            run_bot(chosen.bot, chosen.lang)
         elif chosen.call is not None:
             call(chosen.call, chosen.sip_port, chosen.wav, chosen.seconds)
         else:
-            run(chosen.sip_port)
+            run(chosen.sip_port, chosen.lang)
     except (PeerFailed, PeerUnavailable, subprocess.SubprocessError) as error:
         print(f"asterisk-demo: {error}", file=sys.stderr)
         return 1

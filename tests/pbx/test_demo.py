@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asterisk_peer import free_port
-from demo import GREETING, is_ready, why_taken, why_unanswered
+from demo import WORDS, is_ready, why_taken, why_unanswered
 from peer_process import PeerProcess, wait_until
 from websockets.sync.client import connect
 
@@ -86,17 +87,22 @@ def test_a_loading_server_is_not_ready() -> None:
 
 
 @pytest.mark.timed
-def test_the_bot_greets_and_hangs_up_at_the_star_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lang", "star", "flags"), [("en", "Goodbye!", ""), ("zh", "再见！", " --set speech.lang=zh")])
+def test_the_bot_greets_and_hangs_up_at_the_star_key(lang: str, star: str, flags: str, tmp_path: Path) -> None:
     port = free_port(socket.SOCK_STREAM)
-    process = PeerProcess("bot", [*DEMO, "--bot", str(port)], tmp_path)
+    process = PeerProcess("bot", [*DEMO, "--bot", str(port), "--lang", lang], tmp_path)
     try:
         wait_until(lambda: "Ctrl-C" in process.written() or not process.running(), "the bot listens", 20)
         with connect(f"ws://127.0.0.1:{port}/bot", compression=None) as call:
             call.send('{"type":"call","call":"c-1"}')
-            assert GREETING in str(call.recv(5))
+            assert json.loads(call.recv(5))["text"] == WORDS[lang].greeting
+            call.send('{"type":"dtmf","digit":"5"}')
+            answers = [json.loads(call.recv(5)) for _ in range(2)]
+            assert answers[0]["type"] == "clear" and answers[1]["text"] == WORDS[lang].pressed.format("5")
             call.send('{"type":"dtmf","digit":"*"}')
-            answers = [str(call.recv(5)) for _ in range(3)]
-        assert "clear" in answers[0] and "Goodbye" in answers[1] and "close" in answers[2]
+            answers = [json.loads(call.recv(5)) for _ in range(3)]
+        assert [answer["type"] for answer in answers] == ["clear", "say", "close"] and answers[1]["text"] == star
+        assert f"SERVE_ARGS='--set bot.url=ws://127.0.0.1:{port}/bot{flags}'" in process.written()
         process.signal(signal.SIGINT)
         assert process.wait(5) and process.returncode() == 0, process.written()
         assert "a call: c-1" in process.written() and "Traceback" not in process.written()
