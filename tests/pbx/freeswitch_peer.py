@@ -49,10 +49,14 @@ class FreeSwitch:
         given = [f"{name}={value}" for name, value in values.items()]
         self.process = PeerProcess("freeswitch", ["env", *given, str(SCRIPT), "run", str(folder), str(PREFIX)], folder)
 
+    def command(self) -> list[str]:
+        """The words in front of a command of FreeSWITCH's API, instead of `fs_cli -x`."""
+        return [str(SCRIPT), "cli", str(self._folder)]
+
     def cli(self, command: str) -> str:
         """The output of a command of FreeSWITCH's API. Raises PeerFailed."""
         ran = subprocess.run(
-            [str(SCRIPT), "cli", str(self._folder), command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [*self.command(), command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         if ran.returncode:

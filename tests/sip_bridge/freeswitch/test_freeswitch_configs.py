@@ -103,9 +103,10 @@ def test_the_event_socket_has_the_bridges_default_address() -> None:
     assert given["password"] == "$${telephony_tts_esl_password}" and given["apply-inbound-acl"] == "loopback.auto"
 
 
-def test_the_files_that_the_page_copies_exist() -> None:
-    page = (ROOT / "docs" / "freeswitch.md").read_text()
-    assert set(re.findall(r"configs/freeswitch/(\w[\w.]*)\s", page)) == {path.name for path in FOLDER.iterdir()}
+@pytest.mark.parametrize("page", ["docs/freeswitch.md", "docs/zh/freeswitch.md"])
+def test_the_files_that_the_page_copies_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"configs/freeswitch/(\w[\w.]*)\s", text)) == {path.name for path in FOLDER.iterdir()}
 
 
 # ------------------------------------------------------------------- the bridge's settings
