@@ -134,6 +134,7 @@ const PROBLEMS = {
   body_too_large: "上传内容过大", body_timeout: "上传超时", encoded_body: "不接受压缩的内容", lexicon_changed: "词典已被他人更改",
   queue_full: "排队已满", rate_limited: "发送过快", busy: "服务器繁忙，请稍后再试", closing: "正在关闭", idle: "空闲过久，通话已结束",
   call_taken: "此通话已有机器人", call_over: "通话已结束", no_media: "没有收到媒体连接", turn_exists: "上一轮尚未结束",
+  turn_closed: "这一轮的文本已经结束", unknown_turn: "没有这一轮", too_many_marks: "尚未播放的标记过多",
   format_unavailable: "服务器未安装此格式所需的组件", engine_unavailable: "引擎未安装或不可用", engine_failed: "引擎出错",
   internal: "服务器内部错误",
 };

@@ -53,6 +53,7 @@ def test_every_error_that_a_page_may_get_has_a_chinese_text() -> None:
     problems = texts.partition("const PROBLEMS = {")[2].partition("\n};")[0]
     known = dict(re.findall(r'(\w+): "([^"]+)"', problems))
     of_bots = {"bad_field", "bad_option", "bad_sound", "turn_exists", "idle", "engine_failed", "internal"}
+    of_bots |= {"turn_closed", "unknown_turn", "too_many_marks"}
     assert (set(STATUS) - {"client_gone"}) | of_bots <= set(known)
     assert all(re.search("[\u4e00-\u9fff]", text) for text in known.values())
 
