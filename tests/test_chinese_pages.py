@@ -18,7 +18,7 @@ PAIRS = [(ENGLISH, CHINESE)] + [(ROOT / "docs" / page.name, page) for page in so
 CODE = [path for folder in ("telephony_tts", "sip_bridge", "examples") for path in ROOT.glob(f"{folder}/**/*.py")]
 CORPUS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("configs/**/*"), *CODE, ROOT / "Makefile"]
 ELSEWHERE = {
-    "c(alaw)", "0 modules loaded", "python3-dev",  # Asterisk's and Debian's
+    "c(alaw)", "0 modules loaded", "Ringing()", "Wait(3)", "python3-dev",  # Asterisk's and Debian's
     # With values; the tests that run the pages see them.
     "==> heard.wav: 7.9 s, 5.9 s of it speech", "stored in models/CosyVoice2-0.5B/voices/anna.safetensors",
     "the recording cannot become a voice: its rate is 8000 Hz", "no voice 'anna'",

@@ -22,6 +22,8 @@ from baresip_phone import Baresip, baresip
 from page_commands import ROOT, PageCommands, blocks, made
 from page_reader import START_S, PageReader, events, loud_s, voices
 from peer_process import PeerProcess, wait_until
+from phones import calling
+from rtp_end import RtpExchange
 
 from telephony_tts.audio.g711 import Pcm
 
@@ -178,3 +180,16 @@ def test_the_first_commands_of_the_chinese_page_give_a_call_in_mandarin(tmp_path
         assert '"voices": ["kokoro/zm_yunxi"]' in Path(log).read_text(encoding="utf-8")
     finally:
         demo.stop()
+
+
+def test_the_chinese_pages_way_to_let_it_ring(media: RtpExchange, tmp_path: Path) -> None:
+    """With the page's two applications in front of the answer, a caller gets SIP's 180 and then, later, its 200."""
+    assert "在拨号方案的 `Answer()` 之前加 `Ringing()` 和 `Wait(3)`" in CHINESE.read_text(encoding="utf-8")
+    dialplan = "[phones]\nexten => 700,1,Ringing()\n same => n,Wait(3)\n same => n,Answer()\n same => n,Wait(9)\n"
+    (tmp_path / "extensions.conf").write_text(dialplan)
+    with asterisk([tmp_path]) as running:
+        running.cli("pjsip set logger on")
+        with calling(media, running.sip_port, "700") as (phone,):
+            phone.wait_answered()
+        answers = re.findall(r"SIP/2.0 (180|200) ", running.log(1 << 16))
+        assert answers[:2] == ["180", "200"]
