@@ -82,6 +82,7 @@ def test_wrong_characters_of_japanese(spoken: str, heard: str, n_wrong: int) -> 
         ("flight a c eight fifty seven", "Flight AC 857", 0),
         ("fourteen twenty saint james", "1420 St. James", 0),
         ("eighteen point nine percent", "18.9%", 0),
+        ("at six forty this morning", "at 6.40 this morning", 0),
         ("between two and four pm", "between 2 and 4 p.m.", 0),
         ("jane dot doe at example dot com", "jane.doe@example.com", 0),
         ("i'm sorry mister o'brien", "I’m sorry, Mr. O'Brien", 0),

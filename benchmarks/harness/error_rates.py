@@ -68,9 +68,7 @@ def word_errors(spoken: str, heard: str) -> Errors:
     """Of English words."""
     references = [_english_words(each) for each in _alternatives(spoken)]
     pieces = _ENGLISH_DIGITS.split(_english_text(heard))
-    parts = [
-        _english_readings(piece, after=pieces[n - 1]) if n % 2 else [piece.split()] for n, piece in enumerate(pieces)
-    ]
+    parts = [_english_readings(piece) if n % 2 else [piece.split()] for n, piece in enumerate(pieces)]
     return _errors(*_nearest(references, parts))
 
 
@@ -212,7 +210,8 @@ def _syllables(tokens: Tokens, given: dict[int, str]) -> list[str]:
 
 # ------------------------------------------------------------------------------ English
 
-_ENGLISH_DIGITS = re.compile(r"(\d+(?:st|nd|rd|th)?)")
+_ENGLISH_DIGITS = re.compile(r"((?<=\d )point(?= \d)|\d+(?:st|nd|rd|th)?)")
+"""The point also stands in a clock time that is written "6.40"."""
 _ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
@@ -250,15 +249,15 @@ def _english_words(reference: str) -> Tokens:
     return _english_text(reference).split()
 
 
-def _english_readings(digits: str, after: str) -> list[Tokens]:
+def _english_readings(digits: str) -> list[Tokens]:
     """A run of digits in words: as a number, digit by digit, in pairs, in hundreds, or as a day of a month ("March 3").
     "21st" is an ordinal only."""
+    if digits == "point":
+        return [[digits], []]
     if not digits.isdecimal():
         return [_ordinal(int(digits[:-2]))]
     one_by_one = [_ONES[int(digit)] for digit in digits]
     found = [one_by_one, ["oh" if word == "zero" else word for word in one_by_one]]
-    if after.split()[-1:] == ["point"]:
-        return found
     if len(digits) <= 6 and not (digits[0] == "0" and len(digits) > 1):
         found.insert(0, _english_number(int(digits)))
     if len(digits) in (3, 4) and digits[-2] != "0" and digits[0] != "0":
