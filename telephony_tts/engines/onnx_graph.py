@@ -7,16 +7,22 @@ that are kept are copied as they stand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 _MODEL_GRAPH = 7
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 1, 5, 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OP = 1, 2, 3, 4
-_TENSOR_NAME = 8
+_TENSOR_SHAPE, _TENSOR_TYPE, _TENSOR_FLOAT, _TENSOR_INT32, _TENSOR_NAME, _TENSOR_RAW = 1, 2, 4, 5, 8, 9
 _VALUE_NAME, _VALUE_TYPE = 1, 2
-_FLOAT = 1
+_FLOAT, _UINT8 = 1, 2
 
+Model = bytes | bytearray
+Tensor = npt.NDArray[Any]
 Shape = Sequence[int | str]
 """The sizes of a tensor; a text is a name for a size that differs from run to run."""
 
@@ -24,6 +30,46 @@ Shape = Sequence[int | str]
 def output(name: str) -> bytes:
     """Bytes that add a graph output when they follow a serialised model: protobuf merges what occurs twice."""
     return _field(_MODEL_GRAPH, _field(_OUTPUT, _field(_VALUE_NAME, name.encode())))
+
+
+def nodes(model: Model) -> list[Node]:
+    graph = next(value for number, value, _ in _fields(memoryview(model)) if number == _MODEL_GRAPH)
+    return [Node(value) for number, value, _ in _fields(graph) if number == _NODE]
+
+
+def tensors(model: Model) -> dict[str, Tensor]:
+    """The constants of the graph that are float32 or uint8, as views of the model's bytes."""
+    graph = next(value for number, value, _ in _fields(memoryview(model)) if number == _MODEL_GRAPH)
+    read = (_tensor(value) for number, value, _ in _fields(graph) if number == _INITIALIZER)
+    return {name: tensor for name, tensor in read if tensor is not None}
+
+
+def _tensor(message: memoryview) -> tuple[str, Tensor | None]:
+    shape: list[int] = []
+    data, type_number, small = memoryview(b""), 0, []
+    for number, value, whole in _fields(message):
+        if number == _TENSOR_SHAPE:
+            shape += _numbers(value or whole[1:])
+        elif number == _TENSOR_TYPE:
+            (type_number,) = _numbers(whole[1:])
+        elif number == _TENSOR_INT32:
+            small += _numbers(value or whole[1:])
+        elif number in (_TENSOR_FLOAT, _TENSOR_RAW):
+            data = value
+    dtype = {_FLOAT: np.float32, _UINT8: np.uint8}.get(type_number)
+    name = _name(message, _TENSOR_NAME)
+    if dtype is None:
+        return name, None
+    flat = np.frombuffer(data, dtype) if len(data) else np.asarray(small, dtype)
+    return name, flat.reshape(shape)
+
+
+def _numbers(packed: memoryview) -> list[int]:
+    numbers, at = [], 0
+    while at < len(packed):
+        number, at = _read_varint(packed, at)
+        numbers.append(number)
+    return numbers
 
 
 def matrix_product(name: str, left: str, right: str, result: str) -> bytes:
@@ -52,7 +98,7 @@ class Node:
 
 
 def part(
-    model: bytes,
+    model: Model,
     inputs: Mapping[str, Shape],
     outputs: Sequence[str],
     replace: Callable[[Node], Node | None] = lambda node: None,

@@ -920,3 +920,4 @@ void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const 
 
 #include "convolutions.h"
 #include "vocoder_layers.h"
+#include "generator_layers.h"

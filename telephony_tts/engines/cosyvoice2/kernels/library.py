@@ -37,7 +37,15 @@ LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
 SOURCES = tuple(
     Path(__file__).with_name(name)
-    for name in ("kernels.cpp", "small_model.cpp", "convolutions.h", "sharing.h", "vectors.h", "vocoder_layers.h")
+    for name in (
+        "kernels.cpp",
+        "small_model.cpp",
+        "convolutions.h",
+        "generator_layers.h",
+        "sharing.h",
+        "vectors.h",
+        "vocoder_layers.h",
+    )
 )
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
@@ -129,6 +137,24 @@ class Conv(ctypes.Structure):
     )
 
 
+class GeneratorConv(ctypes.Structure):
+    """`struct GeneratorConv` of generator_layers.h: a convolution of kokoro's generator."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int) for name in ("d_in", "d_out", "kernel", "dilation")),
+    )
+
+
+class Activation(ctypes.Structure):
+    """`struct Activation` of generator_layers.h: what is done to the input of a convolution."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("scale", "shift", "alpha", "inverse")),
+        *((name, ctypes.c_float) for name in ("slope", "gain")),
+    )
+
+
 class DecoderLayer(ctypes.Structure):
     """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
 
@@ -166,6 +192,7 @@ _ARGUMENTS = {
     "float_conv": (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
     "double_conv": (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
     "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
+    "channel_sums": (_POINTER, _POINTER, _INT, _INT, _POINTER),
     "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }
 
@@ -314,6 +341,8 @@ def _opened(path: Path) -> ctypes.CDLL:
     if library.bfloat16_outputs():
         library.snake_conv.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER)
         library.snake_conv.restype = None
+        library.generator_conv.argtypes = (*(_POINTER,) * 3, _INT, _INT, _INT, _POINTER, _POINTER, _INT)
+        library.generator_conv.restype = None
     library.bytes_per_position.restype = _LONG
     library.recalls.restype = ctypes.c_uint
     return library

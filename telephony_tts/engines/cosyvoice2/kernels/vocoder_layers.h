@@ -27,36 +27,47 @@ int bfloat16_outputs() { return kHasBfloat16 ? kPanel : 0; }
 
 namespace {
 
-// x [d] -> bfloat16 [d]. The square of the sine is a polynomial in the distance to a zero, absolute error 7e-7.
+struct Bfloat16Conv {
+    const uint16_t* weights;  // bfloat16 [d_out / kPanel][kernel][d_in / 2][kPanel][2]
+    const float* bias;        // [d_out]
+    int d_in, d_out, kernel, dilation;
+};
+
+// The square of sin(pi turns): a polynomial in the distance to a zero, absolute error 7e-7
+inline Floats squared_sine(Floats turns) {
+    const Floats r = turns - rounded(turns), s = r * r;
+    Floats p = splat(10.581298f);
+    p = p * s - 29.4262731f;
+    p = p * s + 42.643426f;
+    p = p * s - 32.4651395f;
+    p = p * s + 9.86952481f;
+    return p * s;
+}
+
+// x [d] -> bfloat16 [d]
 IN_BFLOAT16 void snake(const SnakeConv& of, const float* x, uint16_t* to) {
     for (int c = 0; c < of.d; c += kLanes) {
         const Floats value = load<Floats>(x + c), turns = value * load<Floats>(of.alpha + c) * 0.31830988618379067f;
-        const Floats r = turns - rounded(turns), s = r * r;
-        Floats p = splat(10.581298f);
-        p = p * s - 29.4262731f;
-        p = p * s + 42.643426f;
-        p = p * s - 32.4651395f;
-        p = p * s + 9.86952481f;
-        const Floats result = value + p * s * load<Floats>(of.inverse + c);
+        const Floats result = value + squared_sine(turns) * load<Floats>(of.inverse + c);
         store(to + c, (__m256i)_mm512_cvtneps_pbh((__m512)result));
     }
 }
 
 // R columns of outputs of a panel. `rows`: the first tap of the first column; `add`: null, or what is added to y
 template <int R>
-IN_BFLOAT16 void convolve(const SnakeConv& of, const uint16_t* rows, int panel, const float* add, float* y) {
+IN_BFLOAT16 void convolve(const Bfloat16Conv& of, const uint16_t* rows, int panel, const float* add, float* y) {
     Floats sums[R][kVectors];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < kVectors; v++) sums[r][v] = load<Floats>(of.bias + panel * kPanel + v * kLanes);
-    const uint16_t* w = of.weights + (long)panel * of.kernel * of.d * kPanel;
-    for (int tap = 0; tap < of.kernel; tap++, rows += (long)of.dilation * of.d)
-        for (int k = 0; k < of.d; k += 8)
+    const uint16_t* w = of.weights + (long)panel * of.kernel * of.d_in * kPanel;
+    for (int tap = 0; tap < of.kernel; tap++, rows += (long)of.dilation * of.d_in)
+        for (int k = 0; k < of.d_in; k += 8)
 #pragma GCC unroll 4
             for (int u = k; u < k + 8; u += 2, w += 2 * kPanel) {
                 __m512bh column[kVectors];
                 for (int v = 0; v < kVectors; v++) column[v] = load<__m512bh>(w + 2 * kLanes * v);
                 for (int r = 0; r < R; r++) {
-                    const __m512bh pair = (__m512bh)_mm512_set1_epi32(load<int32_t>(rows + (long)r * of.d + u));
+                    const __m512bh pair = (__m512bh)_mm512_set1_epi32(load<int32_t>(rows + (long)r * of.d_in + u));
                     for (int v = 0; v < kVectors; v++)
                         sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], column[v], pair);
                 }
@@ -66,12 +77,12 @@ IN_BFLOAT16 void convolve(const SnakeConv& of, const uint16_t* rows, int panel, 
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; v++) {
-            const long at = (long)r * of.d + panel * kPanel + v * kLanes;
+            const long at = (long)r * of.d_out + panel * kPanel + v * kLanes;
             store(y + at, add ? load<Floats>(add + at) + sums[r][v] : sums[r][v]);
         }
 }
 
-void convolve(int n_columns, const SnakeConv& of, const uint16_t* rows, int panel, const float* add, float* y) {
+void convolve(int n_columns, const Bfloat16Conv& of, const uint16_t* rows, int panel, const float* add, float* y) {
     switch (n_columns) {
         case 1: return convolve<1>(of, rows, panel, add, y);
         case 2: return convolve<2>(of, rows, panel, add, y);
@@ -92,6 +103,7 @@ extern "C" {
 void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right, const float* add, float* y) {
     const int d = of->d, m = n + left + right - (of->kernel - 1) * of->dilation;
     if (m < 1) return;
+    const Bfloat16Conv conv{of->weights, of->bias, d, d, of->kernel, of->dilation};
     uint16_t* rows = (uint16_t*)scratch((size_t)(n + left + right) * d * sizeof(uint16_t));
     memset(rows, 0, (size_t)left * d * sizeof(uint16_t));
     memset(rows + (long)(left + n) * d, 0, (size_t)right * d * sizeof(uint16_t));
@@ -102,7 +114,7 @@ void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right,
         const long begin = (long)m * part / kParts, end = (long)m * (part + 1) / kParts;
         for (int panel = 0; panel < d / kPanel; panel++)
             for (long i = begin; i < end; i += kRows)
-                convolve(end - i < kRows ? end - i : kRows, *of, rows + i * d, panel, add ? add + i * d : nullptr, y + i * d);
+                convolve(end - i < kRows ? end - i : kRows, conv, rows + i * d, panel, add ? add + i * d : nullptr, y + i * d);
     });
 }
 
