@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -43,6 +42,8 @@ _LEVEL = 0.5
 _SILENCE_DBFS = -56.0
 _SOFT_CHARS, _HARD_CHARS, _FIRST_CHARS = 40, 60, 6
 """Where a text is cut: a Han character takes 0.23 s and four to seven symbols of at most 510."""
+_FEWEST_SOFT_CHARS = 16
+"""A slow machine cuts the first clause no shorter."""
 _MAX_LATIN_CHARS = 200
 
 _HAN_SCRIPTS = frozenset({LATIN, "CJK"})
@@ -167,14 +168,29 @@ class KokoroReader:
 
 
 class _Speed:
-    """What a unit of a clause takes to decode here and now. Beside other work it takes longer than alone."""
+    """What a unit of a clause takes here and now, in seconds. Beside other work it takes longer than alone."""
 
     def __init__(self) -> None:
-        self.s_per_unit = 0.0
+        self.front_s = 0.0
+        self.decoder_s = 0.0
 
-    def note(self, s_per_unit: float) -> None:
-        """Measured just now. A mean over some five windows."""
-        self.s_per_unit += (s_per_unit - self.s_per_unit) * (0.2 if self.s_per_unit else 1.0)
+    def note_front(self, s_per_unit: float) -> None:
+        """Measured just now. A mean over some five clauses."""
+        self.front_s += (s_per_unit - self.front_s) * (0.2 if self.front_s else 1.0)
+
+    def note_decoder(self, s_per_unit: float) -> None:
+        self.decoder_s += (s_per_unit - self.decoder_s) * (0.2 if self.decoder_s else 1.0)
+
+    @property
+    def n_first_units(self) -> int:
+        """The first part of a clause has at least so many: the more, the nearer it is to the sound of the whole."""
+        return max(_N_LEAST_FIRST, min(_N_MOST_FIRST, int(_FIRST_DECODER_S / self.decoder_s) - 2 * N_AROUND))
+
+    @property
+    def n_first_chars(self) -> int:
+        """A first clause of so many Han characters, if it can be cut there, has its prosody in time."""
+        n_units = _FIRST_FRONT_S / self.front_s
+        return max(_FEWEST_SOFT_CHARS, min(_SOFT_CHARS, int(n_units / _N_UNITS_PER_HAN)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,53 +307,54 @@ def _load() -> Iterator[_Loaded]:
     model = KokoroModel()
     styles = {voice.name: read_styles(voice.name) for voice in _VOICES}
     loaded = _Loaded(model, KokoroReader(), styles, _Speed())
-    took_s = []
-    for text in ("您好。", "您好，请问有什么可以帮您？"):
-        begun_ns, stop = monotonic_ns(), Stop()
-        reading = loaded.reader.read(text)
-        clause = loaded.model.clause(reading.symbols, loaded.styles[_VOICES[0].name], 1.0, stop)
-        loaded.model.decode(clause, stop)
-        took_s.append((monotonic_ns() - begun_ns) / 1e9 / (clause.last - clause.first))
-    loaded.speed.note(min(took_s))
+    reading = loaded.reader.read("您好，请问有什么可以帮您？")
+    for _ in range(2):  # the first time the memory is new
+        speed = _Speed()
+        clause = _clause(model, reading, loaded.styles[_VOICES[0].name], 1.0, speed, Stop())
+        _decoded(model, clause, clause.first, clause.last, 1.0, speed, Stop())
+    loaded.speed.note_front(speed.front_s)
+    loaded.speed.note_decoder(speed.decoder_s)
     yield loaded
 
 
-class _Pace:
-    """How far the sound of an utterance is ahead of the listener, by what a unit takes now."""
-
-    def __init__(self, s_per_unit: float, lead_s: float) -> None:
-        self._s_per_unit = s_per_unit
-        self._lead_s = lead_s
-
-    @property
-    def n_ready(self) -> float:
-        """So many units are ready before the listener would hear silence, but never fewer than a first part has."""
-        return max(_N_FIRST, _SAFETY * self._lead_s / self._s_per_unit - 2 * N_AROUND)
-
-    def made(self, n_units: int) -> None:
-        cost_s = (n_units + 2 * N_AROUND) * self._s_per_unit
-        self._lead_s = max(0.0, self._lead_s - cost_s) + n_units * N_SAMPLES_PER_UNIT / SAMPLE_RATE_HZ
-
-
-_N_FIRST, _N_LAST = 36, 16
-"""The first part of a clause has at least 0.9 s, and the last one 0.4 s."""
+_FIRST_FRONT_S, _FIRST_DECODER_S = 0.2, 0.2
+"""What the first clause's prosody and its first part's sound may take."""
+_N_UNITS_PER_HAN = 9
+_N_LEAST_FIRST, _N_MOST_FIRST, _N_LAST = 36, 64, 16
+"""Units of a first part, 0.9 to 1.6 s, and the fewest of a last one, 0.4 s."""
 _SLACK = 1.3
 """A part may be so much longer than planned rather than leave a short one behind it."""
 _SAFETY = 0.75
 """Parts are three quarters as long as this machine could make them in time."""
-_FIRST_SHARE = 1.3
-"""With so much more weight of silence the first part is least quiet beside the whole clause."""
+_FIRST_SHARE = 1.6
+"""With so much more weight of silence the first part is nearest to the whole clause's."""
 _N_OVERLAP = 6 * N_SAMPLES_PER_UNIT
 _N_FADE = SAMPLE_RATE_HZ * 15 // 1000
 _N_RAMP = SAMPLE_RATE_HZ // 2
 _MAX_GAIN = 2.0
+_S_PER_UNIT = N_SAMPLES_PER_UNIT / SAMPLE_RATE_HZ
+
+
+class _Playout:
+    """When the sound of an utterance that was made so far has been played."""
+
+    def __init__(self, begins_ns: int) -> None:
+        self._ends_ns = begins_ns
+
+    @property
+    def lead_s(self) -> float:
+        """From now until the listener hears silence."""
+        return max(0.0, (self._ends_ns - monotonic_ns()) / 1e9)
+
+    def add(self, n_samples: int) -> None:
+        self._ends_ns = max(self._ends_ns, monotonic_ns()) + n_samples * 1_000_000_000 // SAMPLE_RATE_HZ
 
 
 def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancelled) -> Iterator[Chunk]:
-    speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
+    rate = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
     styles = loaded.styles[utterance.voice or _VOICES[0].name]
     n_before = 0
-    pace = _Pace(loaded.speed.s_per_unit, max(0.0, (utterance.deadline_ns - monotonic_ns()) / 1e9))
+    playout = _Playout(utterance.deadline_ns)
 
     def speak(text: str, index: int, trail_ms: float) -> Iterator[SpokenPiece]:
         nonlocal n_before
@@ -348,10 +365,10 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
             for each in utterance.pronunciations
             if first <= each.start and each.end <= last
         ]
-        return _spoken(loaded, loaded.reader.read(text, given), styles, speed, trail_ms, pace, stop)
+        return _spoken(loaded, loaded.reader.read(text, given), styles, rate, trail_ms, playout, stop)
 
     def cut(text: str) -> list[tuple[int, int]]:
-        return _fitting(loaded.reader, text, utterance.pronunciations)
+        return _fitting(loaded.reader, text, loaded.speed.n_first_chars)
 
     try:
         yield from speak_pieces(utterance.text, speak, cancelled, cut)
@@ -359,54 +376,83 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
         return
 
 
+def _clause(
+    model: KokoroModel, reading: KokoroReading, styles: Wave, rate: float, speed: _Speed, stop: Stop
+) -> Clause:
+    begun_ns = monotonic_ns()
+    clause = model.clause(reading.symbols, styles, rate, stop)
+    speed.note_front((monotonic_ns() - begun_ns) / 1e9 / clause.n_units)
+    return clause
+
+
+def _decoded(
+    model: KokoroModel, clause: Clause, first: int, last: int, share: float, speed: _Speed, stop: Stop
+) -> tuple[Wave, int]:
+    begun_ns = monotonic_ns()
+    wave, n_before = model.window(clause, first, last, share, stop)
+    speed.note_decoder((monotonic_ns() - begun_ns) / 1e9 * N_SAMPLES_PER_UNIT / len(wave))
+    return wave, n_before
+
+
 def _spoken(
-    loaded: _Loaded, reading: KokoroReading, styles: Wave, speed: float, trail_ms: float, pace: _Pace, stop: Stop
+    loaded: _Loaded, reading: KokoroReading, styles: Wave, rate: float, trail_ms: float, playout: _Playout, stop: Stop
 ) -> Iterator[SpokenPiece]:
     """A clause in parts, which together are its sound."""
     if not reading.spans or not reading.symbols:
         return
-    clause = loaded.model.clause(reading.symbols, styles, speed, stop)
-    edges = (clause.edges[1:] * N_SAMPLES_PER_UNIT).tolist()
-    timings = loaded.reader.timings(reading, edges)
-    borders = [clause.first, *_cuts(clause, timings, pace), clause.last]
+    model, speed = loaded.model, loaded.speed
+    clause = _clause(model, reading, styles, rate, speed, stop)
+    timings = loaded.reader.timings(reading, (clause.edges[1:] * N_SAMPLES_PER_UNIT).tolist())
+    words = sorted({t.start_sample // N_SAMPLES_PER_UNIT for t in timings})
+    first = clause.first
     after: Wave = np.zeros(0, np.float32)  # what the part before has of this one
-    for first, last in pairwise(borders):
-        begins, ends = first == clause.first, last == clause.last
+    while first < clause.last:
+        part = _next_part(clause, first, words, speed, playout.lead_s)
+        begins, ends = first == clause.first, part.last == clause.last
         share = _FIRST_SHARE if begins and not ends else 1.0
-        begun_ns = monotonic_ns()
-        wave, n_before = loaded.model.window(clause, first, last, share, stop)
-        loaded.speed.note((monotonic_ns() - begun_ns) / 1e9 * N_SAMPLES_PER_UNIT / len(wave))
+        wave, n_before = _decoded(model, clause, part.decoded_first, part.last, share, speed, stop)
+        n_before += (first - part.decoded_first) * N_SAMPLES_PER_UNIT
         if not begins:
             wave = _joined(after, wave, n_before)
-        n = (last - first) * N_SAMPLES_PER_UNIT
+        n = (part.last - first) * N_SAMPLES_PER_UNIT
         after = wave[max(0, n_before + n - _N_OVERLAP) : n_before + n + _N_OVERLAP]
         pcm = np.round(np.clip(wave[n_before : n_before + n] * _LEVEL, -1.0, 1.0) * 32767.0).astype(np.int16)
         at = first * N_SAMPLES_PER_UNIT
         own = tuple(
             Timing(t.start_char, t.end_char, t.start_sample - at, min(t.end_sample - at, n))
             for t in timings
-            if (begins or t.start_sample >= at) and (ends or t.start_sample < last * N_SAMPLES_PER_UNIT)
+            if (begins or t.start_sample >= at) and (ends or t.start_sample < part.last * N_SAMPLES_PER_UNIT)
         )
-        yield trimmed(
-            SpokenPiece(pcm, SAMPLE_RATE_HZ, own), _SILENCE_DBFS, trail_ms, begins=begins, ends=ends
-        )
+        piece = trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, own), _SILENCE_DBFS, trail_ms, begins=begins, ends=ends)
+        playout.add(len(piece.pcm))
+        yield piece
+        first = part.last
 
 
-def _cuts(clause: Clause, timings: Sequence[Timing], pace: _Pace) -> list[int]:
-    """The units at which a clause is cut so that its sound begins early. Each part is ready before the sound before it
-    has been played, and ends with a word. There are none if the whole clause is ready in time."""
-    words = sorted({t.start_sample // N_SAMPLES_PER_UNIT for t in timings})
-    cuts: list[int] = []
-    at = clause.start
-    while clause.end - at > pace.n_ready * _SLACK:
-        cut = next((word for word in words if word >= at + pace.n_ready), None)
-        if cut is None or clause.end - cut < _N_LAST:
-            break
-        cuts.append(cut)
-        pace.made(cut - at)
-        at = cut
-    pace.made(clause.end - at)
-    return cuts
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a clause ends before the unit `last`. It is decoded from `decoded_first` on."""
+
+    decoded_first: int
+    last: int
+
+
+def _next_part(clause: Clause, first: int, words: Sequence[int], speed: _Speed, lead_s: float) -> _Part:
+    """What is spoken from the unit `first` on, so that it is ready before the sound before it has been played.
+
+    The whole clause is decoded again for its rest if there is time: then all but its first part sounds as the whole.
+    Else the part ends with a word, or with the clause.
+    """
+    n_ready = _SAFETY * lead_s / speed.decoder_s
+    if clause.last - clause.first <= n_ready:
+        return _Part(clause.first, clause.last)
+    at = max(first, clause.start)
+    n_ready = max(speed.n_first_units, n_ready - 2 * N_AROUND)
+    if clause.end - at > n_ready * _SLACK:
+        cut = next((word for word in words if word >= at + n_ready), None)
+        if cut is not None and clause.end - cut >= _N_LAST:
+            return _Part(first, cut)
+    return _Part(first, clause.last)
 
 
 def _joined(before: Wave, wave: Wave, n_before: int) -> Wave:
@@ -424,12 +470,12 @@ def _joined(before: Wave, wave: Wave, n_before: int) -> Wave:
     return wave
 
 
-def _fitting(
-    reader: KokoroReader, text: str, pronunciations: Sequence[Pronunciation]
-) -> list[tuple[int, int]]:
-    """Where to cut a text, so that each piece has at most 510 symbols."""
+def _fitting(reader: KokoroReader, text: str, n_first_chars: int) -> list[tuple[int, int]]:
+    """Where to cut a text, so that each piece has at most 510 symbols, and the first one about `n_first_chars`."""
     if HAN_RUN.search(text):
         spans = pieces(text, _SOFT_CHARS, _HARD_CHARS, _FIRST_CHARS)
+        if spans and spans[0][1] > n_first_chars:
+            spans[:1] = _at_a_pause(text[: spans[0][1]], n_first_chars)
     else:
         spans = pieces(text, 120, _MAX_LATIN_CHARS)
     fitting: list[tuple[int, int]] = []
@@ -441,3 +487,9 @@ def _fitting(
         else:
             fitting.append((start, end))
     return fitting
+
+
+def _at_a_pause(text: str, n_chars: int) -> list[tuple[int, int]]:
+    """The text in two, of which the first has at most so many characters; or whole, if it has no pause there."""
+    (_, end), *rest = pieces(text, n_chars, len(text), _FIRST_CHARS)
+    return [(0, end), (end, len(text))] if rest and end <= n_chars else [(0, len(text))]

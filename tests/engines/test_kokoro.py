@@ -6,6 +6,7 @@ import asyncio
 import importlib.resources
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +17,17 @@ from conformance import joined, speak
 
 from telephony_tts.engines import kokoro_model
 from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
-from telephony_tts.engines.kokoro import KokoroEngine, KokoroReader, _joined
-from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ
+from telephony_tts.engines.kokoro import (
+    KokoroEngine,
+    KokoroReader,
+    _fitting,
+    _joined,
+    _next_part,
+    _Playout,
+    _Speed,
+    _spoken,
+)
+from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ, Clause, Stop
 from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 pytestmark = pytest.mark.slow
@@ -92,12 +102,47 @@ def test_a_long_text_is_cut_and_nothing_is_dropped(engine: KokoroEngine, runner:
 
 
 def test_a_piece_has_at_most_so_many_symbols(reader: KokoroReader) -> None:
-    from telephony_tts.engines.kokoro import _fitting
-
     for text in ("窗" * 300, "W" * 300, "窗，" * 200):
-        spans = _fitting(reader, text, ())
+        spans = _fitting(reader, text, 20)
         assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])] and spans[-1][1] == len(text)
         assert all(len(reader.read(text[start:end]).symbols) <= MAX_SYMBOLS for start, end in spans)
+
+
+def test_a_first_clause_is_bounded_at_a_pause_by_the_speed_of_the_machine(reader: KokoroReader) -> None:
+    """With a budget of 0.2 s for the prosody of a first clause, and 9 units of 25 ms for a character."""
+    speed = _Speed()
+    for front_s, n_chars in ((0.2 / 9 / 30, 30), (0.2 / 9 / 300, 40), (0.2 / 9 / 3, 16)):
+        speed.front_s = front_s
+        assert speed.n_first_chars == n_chars
+    first, rest = "我们这边显示您有一笔账单，", "已经逾期超过三十天了，请您尽快处理。"
+    for n_chars, wanted in ((40, [first + rest]), (20, [first, rest]), (10, [first + rest])):  # no pause so early
+        assert [(first + rest)[a:b] for a, b in _fitting(reader, first + rest, n_chars)] == wanted
+    assert _fitting(reader, "", 20) == []
+
+
+def clause(n_units: int, start: int = 20, n_after: int = 40) -> Clause:
+    nothing = np.zeros(0, np.float32)
+    edges = np.asarray([0, n_units])
+    return Clause(edges, *[nothing] * 5, [], start, n_units - n_after)  # type: ignore[arg-type]
+
+
+def test_what_is_spoken_next_is_ready_in_time() -> None:
+    """Decoding takes a tenth of the sound's time. There is sound from unit 20 to 260, and a word each 10 units."""
+    speed = _Speed()
+    speed.decoder_s = 0.1 * 0.025
+    of, words = clause(300), list(range(20, 260, 10))
+    first = _next_part(of, of.first, words, speed, lead_s=0.0)
+    assert (first.decoded_first, first.last) == (of.first, 90), "64 units and the rest of a word"
+    again = _next_part(of, 90, words, speed, lead_s=1.5)
+    assert (again.decoded_first, again.last) == (of.first, of.last), "the whole clause again, for its rest"
+    window = _next_part(of, 90, words, speed, lead_s=0.4)
+    assert window.decoded_first == 90 and window.last == 200, "0.3 s for 120 units, 12 of which surround the part"
+    rest = _next_part(of, 180, words, speed, lead_s=0.4)
+    assert (rest.decoded_first, rest.last) == (180, of.last)
+    assert _next_part(of, of.first, words, speed, lead_s=5.0).last == of.last, "at once, if there is time"
+    speed.decoder_s = 0.9 * 0.025
+    slow = _next_part(of, of.first, words, speed, lead_s=0.0)
+    assert slow.last == 60, "a slow machine speaks 36 units first"
 
 
 @pytest.mark.parametrize("text", ["请付￥，谢谢", "您好\ue000😀", "ก您好", "ー好"])
@@ -173,6 +218,29 @@ def test_parts_of_a_clause_are_its_sound(engine: KokoroEngine, runner: asyncio.R
     loud = spectra[0][:n] > spectra[0].max() - 20
     assert np.abs(spectra[0][:n] - spectra[1][:n])[loud].mean() < 4.0
     assert np.abs(np.diff(joined(parts).astype(int))).max() < 1.3 * np.abs(np.diff(joined(whole).astype(int))).max()
+
+
+def test_the_rest_of_a_clause_is_that_of_the_whole(engine: KokoroEngine) -> None:
+    """If there is time to decode the whole clause again. The gain of the joint has run out after 0.5 s."""
+    assert engine._loading is not None
+    loaded = engine._loading.result()
+    reading = loaded.reader.read("第一期账单一共三百五十元请您不用担心我们会按时通知您")
+    styles, speed = loaded.styles["zm_yunxi"], _Speed()
+    speed.front_s = speed.decoder_s = 1e-4
+    speed.note_decoder = lambda s_per_unit: None  # type: ignore[method-assign]
+    given = replace(loaded, speed=speed)
+    first, rest = _spoken(given, reading, styles, 1.0, 120.0, _Playout(0), Stop())
+    (whole,) = _spoken(given, reading, styles, 1.0, 120.0, _Playout(time.monotonic_ns() + 10**11), Stop())
+    assert 1.4 < len(first.pcm) / SAMPLE_RATE_HZ < 2.0
+    n = len(rest.pcm) - SAMPLE_RATE_HZ // 2
+    assert n > SAMPLE_RATE_HZ and np.array_equal(rest.pcm[-n:], whole.pcm[-n:])
+    assert not np.array_equal(rest.pcm[:2_400], whole.pcm[-len(rest.pcm) :][:2_400])
+    spoken = [t.start_char for t in (*first.timings, *rest.timings)]
+    assert spoken == [t.start_char for t in whole.timings] == list(range(26))
+    at = [t.start_sample for t in rest.timings]
+    n_after = len(first.timings)
+    wanted = [t.start_sample - (len(whole.pcm) - len(rest.pcm)) for t in whole.timings[n_after:]]
+    assert at == wanted and at[0] == 0, "a part begins with a word"
 
 
 def levels(pcm: Pcm) -> npt.NDArray[np.float64]:
