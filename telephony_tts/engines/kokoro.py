@@ -26,6 +26,7 @@ from telephony_tts.engines.kokoro_model import (
     Stop,
     Terminated,
     Wave,
+    give_back_unused_memory,
     read_styles,
 )
 from telephony_tts.engines.mandarin import HAN_RUN, Mandarin, digits_as_han, sandhi, spelt, symbols
@@ -307,13 +308,14 @@ def _load() -> Iterator[_Loaded]:
     model = KokoroModel()
     styles = {voice.name: read_styles(voice.name) for voice in _VOICES}
     loaded = _Loaded(model, KokoroReader(), styles, _Speed())
-    reading = loaded.reader.read("您好，请问有什么可以帮您？")
-    for _ in range(2):  # the first time the memory is new
+    for text in ("您好。", "您好，请问有什么可以帮您？"):  # the first time takes longer
+        reading = loaded.reader.read(text)
         speed = _Speed()
         clause = _clause(model, reading, loaded.styles[_VOICES[0].name], 1.0, speed, Stop())
         _decoded(model, clause, clause.first, clause.last, 1.0, speed, Stop())
     loaded.speed.note_front(speed.front_s)
     loaded.speed.note_decoder(speed.decoder_s)
+    give_back_unused_memory()
     yield loaded
 
 
@@ -374,6 +376,7 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
         yield from speak_pieces(utterance.text, speak, cancelled, cut)
     except Terminated:
         return
+    give_back_unused_memory()  # not after a cancel, which may be closed on the event loop
 
 
 def _clause(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import threading
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -71,11 +72,11 @@ class _Conv:
         """`weight` [C', C, taps]. The input is multiplied by `gain`, and by `slope` where it is negative."""
         panel = _n_outputs()
         n_out, n_in, n_taps = weight.shape
-        padded = np.zeros((-(-n_out // panel) * panel, -(-n_in // 32) * 32, n_taps), np.float32)
-        padded[:n_out, :n_in] = weight
+        padded = np.zeros((-(-n_out // panel) * panel, -(-n_in // 32) * 32, n_taps), np.uint16)
+        padded[:n_out, :n_in] = _bfloat16(weight)
         self.n_out, self.n_in = padded.shape[:2]
         panels = padded.reshape(self.n_out // panel, panel, self.n_in // 2, 2, n_taps).transpose(0, 4, 2, 1, 3)
-        self._weights = _bfloat16(panels)
+        self._weights = np.ascontiguousarray(panels)
         self._bias = np.zeros(self.n_out, np.float32)
         self._bias[:n_out] = bias
         self._of = GeneratorConv(
@@ -95,8 +96,7 @@ class _Conv:
     ) -> Wave:
         """x [T, C] between so many zeros. The result [T', C'] is put into `out`, or added to it. `snake`: the gains and
         shifts of a norm, alpha, and what the square of the sine is multiplied by."""
-        n = len(x) + left + right - self._n_lost
-        y = np.empty((n, self.n_out), np.float32) if out is None else out
+        y = _empty(len(x) + left + right - self._n_lost, self.n_out) if out is None else out
         pointers = [each.ctypes.data for each in snake] if snake else [None] * 4
         before = Activation(*pointers, self._slope, self._gain)
         kernels.functions().generator_conv(
@@ -106,10 +106,19 @@ class _Conv:
         return y
 
 
+def _empty(n: int, n_channels: int) -> Wave:
+    """[n, n_channels] in memory that the system gets back with the array. malloc would keep up to 100 MB a thread."""
+    pages = mmap.mmap(-1, max(1, n * n_channels * 4), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.float32, n * n_channels).reshape(n, n_channels)
+
+
 def _bfloat16(values: Wave) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded: npt.NDArray[np.uint16] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return rounded
+    odd = bits >> 16 & 1
+    odd += bits
+    odd += 0x7FFF
+    odd >>= 16
+    return odd.astype(np.uint16)
 
 
 class _Block:
@@ -125,16 +134,14 @@ class _Block:
             conv = _Conv(weight, bias, dilation, gain=scale)
             self._convs.append((conv, (n_taps - 1) * dilation // 2, alpha, 1 / alpha))
 
-    def __call__(self, x: Wave, styles: Sequence[Wave], weights: Wave, check: Check) -> Wave:
-        """x [T, C], which is overwritten with the result. `styles`: [2 C] for each norm; `weights` of the T."""
-        between = np.empty_like(x)
+    def __call__(self, x: Wave, between: Wave, styles: Sequence[Wave], weights: Wave, check: Check) -> None:
+        """x [T, C] is overwritten with the result, and `between` with anything. `styles`: [2 C] for each norm."""
         for n, (conv, n_around, alpha, inverse) in enumerate(self._convs):
             check()
             is_second = n % 2 == 1
             read, written = (between, x) if is_second else (x, between)
             snake = (*_norm(read, styles[n], weights), alpha, inverse)
             conv(read, n_around, n_around, snake, written, is_second)
-        return x
 
 
 def _norm(x: Wave, style: Wave, weights: Wave) -> tuple[Wave, Wave]:
@@ -196,28 +203,40 @@ class Generator:
         milliseconds and may raise an exception.
         """
         n = len(weights)
-        of_blocks = {name: styles[6 * i : 6 * i + 6] for i, name in enumerate(BLOCKS)}
-
-        def block(name: str, x: Wave, weights: Wave) -> Wave:
-            return self._blocks[name](x, of_blocks[name], weights, check)
-
+        at_20, at_120 = np.repeat(weights, 20), np.append(np.repeat(weights, 120), weights[-1])
+        at_20, at_120 = ((each / each.sum()).astype(np.float32) for each in (at_20, at_120))
         steps = np.zeros((120 * n + 6, _N_SOURCE_PADDED), np.float32)
         steps[3:-2, :_N_SOURCE] = source[0].T
-        at_20, at_120 = np.repeat(weights, 20), np.append(np.repeat(weights, 120), weights[-1])
-        at_20, at_120 = (((each / each.sum()).astype(np.float32)) for each in (at_20, at_120))
         x = self._up_0(np.ascontiguousarray(hidden[0].T), 1, 1).reshape(-1, 256)[5:-5]
-        x += block("noise_res.0", self._noise_0(steps.reshape(20 * n + 1, -1), 0, 0), at_20)
-        y = block("resblocks.0", x.copy(), at_20)
-        y += block("resblocks.1", x.copy(), at_20)
-        y += block("resblocks.2", x, at_20)
+        noise = self._noise_0(steps.reshape(20 * n + 1, -1), 0, 0)
+        x = self._stage(list(BLOCKS)[:4], x, noise, styles[:24], at_20, check)
         check()
-        x = self._up_1(y, 1, 1).reshape(-1, 128)[2:-3]
+        x = self._up_1(x, 1, 1).reshape(-1, 128)[2:-3]
         x[0] = x[2]  # padded by reflection
-        x += block("noise_res.1", self._noise_1(steps[3:-2], 0, 0), at_120)
-        y = block("resblocks.3", x.copy(), at_120)
-        y += block("resblocks.4", x.copy(), at_120)
-        y += block("resblocks.5", x, at_120)
-        return np.ascontiguousarray(self._post(y, 3, 3)[:, :_N_SPECTRUM].T)[None]
+        x = self._stage(list(BLOCKS)[4:], x, self._noise_1(steps[3:-2], 0, 0), styles[24:], at_120, check)
+        return np.ascontiguousarray(self._post(x, 3, 3)[:, :_N_SPECTRUM].T)[None]
+
+    def _stage(
+        self, names: Sequence[str], x: Wave, noise: Wave, styles: Sequence[Wave], weights: Wave, check: Check
+    ) -> Wave:
+        """The first block is that of the noise. The sum of the others, each of them over x + noise, [T, C]. `x` and
+        `noise` are overwritten."""
+        between, total = _empty(*x.shape), _empty(*x.shape)
+        n_norms = len(styles) // len(names)
+
+        def block(number: int, x: Wave) -> None:
+            self._blocks[names[number]](x, between, styles[number * n_norms :], weights, check)
+
+        block(0, noise)
+        x += noise
+        noise[:] = x
+        total[:] = x
+        block(1, total)
+        block(2, noise)
+        total += noise
+        block(3, x)
+        total += x
+        return total
 
 
 def _upsampling(weight: Wave, bias: Wave, rate: int, gain: float) -> _Conv:
