@@ -18,7 +18,7 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
-    "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work", "intelligibility",
+    "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work", "intelligibility", "kokoro",
 )  # fmt: skip
 
 _REAL = "pauses"
@@ -142,6 +142,13 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "recording":
         assert results["summary"]["ratio"] > 0 and results["summary"]["on"]["ms_per_call_s"] > 0
         assert all(one["on"]["recorded_mb"] > 0 == one["off"]["recorded_mb"] for one in results["rounds"])
+    elif name == "kokoro":
+        assert [row["way"] for row in results["load and memory"]] == ["kernels", "onnxruntime"]
+        assert [(row["way"], row["spoken in"]) for row in results["utterances"]] == [
+            (way, kind) for way in ("kernels", "onnxruntime") for kind in ("parts", "whole clauses")
+        ]
+        assert all(row["CPU for a second, s"] > 0 < row["first audio p50, s"] for row in results["utterances"])
+        assert all(row["n"] == 2 for row in results["cancel until the core is free, ms"])
     elif name == "host_work":
         (row,), (median,) = results["rounds"], results["medians"]
         assert (row["callers"], row["turns"], row["failed"]) == (2, 2, 0)
