@@ -86,11 +86,12 @@ def _say(arguments: argparse.Namespace) -> int:
     lexicon = call_lexicon(arguments.file, speech.lexicon)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     segmenter = Segmenter(speech.lang)
+    codes: set[str] = set()
     for sentence in [*segmenter.feed(text), *segmenter.flush()]:
         lang = speech.lang or detect_lang(sentence.text)
         readings = lexicon.readings(sentence.text, lang, speech.voice) if lexicon is not None else ()
         before = said_before(text, sentence.start)
-        spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings, before)
+        spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings, before, codes)
         print("".join(span.spoken for span in spans).strip())
         for line in told_changes(sentence.text, spans):
             print(f"  {line}")

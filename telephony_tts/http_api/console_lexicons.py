@@ -112,10 +112,11 @@ def _tested(test: LexiconTest) -> dict[str, Any]:
     spoken: list[str] = []
     changes: list[str] = []
     segmenter = Segmenter(test.lang)
+    codes: set[str] = set()
     for sentence in [*segmenter.feed(test.sentence), *segmenter.flush()]:
         lang = test.lang or detect_lang(sentence.text)
         readings = read.readings(sentence.text, lang, None)
-        spans = spoken_spans(sentence.text, lang, (), readings, said_before(test.sentence, sentence.start))
+        spans = spoken_spans(sentence.text, lang, (), readings, said_before(test.sentence, sentence.start), codes)
         spoken.append("".join(span.spoken for span in spans).strip())
         changes += told_changes(sentence.text, spans)
     return {"entries": lexicon.n_entries, "problems": [], "spoken": spoken, "changes": changes}

@@ -23,6 +23,8 @@ class CallLanguage:
         self._has_voice = has_voice
         self._last: str | None = None
         """The last language that `detect` was certain of."""
+        self.codes: set[str] = set()
+        """Digits that were said as codes in the call. They stay codes."""
         self._before: tuple[str, LangSource] = ("en", "letters")
         """The language of the last sentence with letters, and its source."""
 

@@ -19,7 +19,7 @@ from telephony_tts.session.markup import TurnMarkup
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings, TurnVoice
 from telephony_tts.text.characters import TERMINATORS
-from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans, said_before
+from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, said_before
 from telephony_tts.text.rewriting import spoken_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 from telephony_tts.text.settled import behind, settled_spans
@@ -124,6 +124,8 @@ class Turn:
         self.speaking = speaking
         self._language = language
         self.markup = markup
+        self._codes_before: dict[int, frozenset[str]] = {}
+        """The codes that the call had said before each sentence of the turn, by its place."""
         self.closed = False
         self.is_private = False
         """The engines must not keep its audio."""
@@ -459,15 +461,16 @@ class Turn:
         """The spoken form of a sentence by the rules of `lang`. `language` is what it is written in."""
         text, control, lexicon, markup = sentence.text, self.settings.control_tokens, speaking.lexicon, self.markup
         before = said_before(self.text, sentence.start)
-        if lexicon is None and markup is None:
-            return normalize_spans(text, lang, control, before)
+        # A sentence that is read again, for another engine, is read the same: it does not know its own codes.
+        codes = set(self._codes_before.setdefault(sentence.start, frozenset(self._language.codes)))
         readings = [] if markup is None else markup.readings(text, sentence.start, lang)
         if lexicon is not None:
             found = lexicon.readings(text, lang if language is None else language[0], speaking.voice)
             self.n_lexicon_readings += len(found)
             tagged = list(readings)
             readings += [each for each in found if all(each.end <= t.start or t.end <= each.start for t in tagged)]
-        spans = spoken_spans(text, lang, control, readings, before)
+        spans = spoken_spans(text, lang, control, readings, before, codes)
+        self._language.codes |= codes
         return spans if markup is None else markup.emphasised(spans, sentence.start, sentence.end, control)
 
     def _certain(self, text: str, language: tuple[str, LangSource] | None) -> str:

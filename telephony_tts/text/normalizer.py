@@ -1,8 +1,8 @@
 """Turns written text into spoken words: numbers, amounts, dates, codes, units, signs, addresses. Marks are dropped.
 
-English and Mandarin have full rules. Digits in Mandarin text are read in Mandarin, and its English words stay. Japanese
-and Korean have rules for the common forms. Text in another language keeps its digits for the engine and only loses what
-is never spoken.
+Korean is read by the reader (`reader.py`, with the tables of `languages/korean`), English and Mandarin by rules of
+their own. Digits in Mandarin text are read in Mandarin, and its English words stay. Japanese has rules for the common
+forms. Text in another language keeps its digits for the engine and only loses what is never spoken.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from telephony_tts.text import markdown
 from telephony_tts.text.chinese.rules import CHINESE
 from telephony_tts.text.english.rules import ENGLISH
 from telephony_tts.text.japanese_rules import JAPANESE
-from telephony_tts.text.korean_rules import KOREAN
-from telephony_tts.text.scanner import readings
+from telephony_tts.text.languages.korean import KOREAN
+from telephony_tts.text.reader import Tables, read
+from telephony_tts.text.scanner import Language, readings
 
-_LANGUAGES = {"en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ko": KOREAN}
+_LANGUAGES: dict[str, Language | Tables] = {"en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ko": KOREAN}
 _CODES = {"cmn": "zh", "yue": "zh", "chi": "zh", "zho": "zh", "eng": "en", "jpn": "ja", "kor": "ko"}
 
 _CJK_MARK = re.compile("[，。、；：？！（）《》「」【】￥]")
@@ -80,20 +81,26 @@ def detect_lang(text: str) -> str:
 
 
 def normalize_spans(
-    text: str, lang: str | None = None, control: Collection[str] = (), before: str = ""
+    text: str,
+    lang: str | None = None,
+    control: Collection[str] = (),
+    before: str = "",
+    codes: set[str] | None = None,
 ) -> list[SpokenSpan]:
     """The spoken form of each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong tag.
 
     The strings in `control` are tokens for the engine and pass unchanged. `before` is spoken already, and may say how
-    `text` is read (`said_before`). Never raises, whatever the text is.
+    `text` is read (`said_before`). `codes` are the digits that the call has said as codes: they stay codes, and those
+    of `text` are added. Never raises, whatever the text is.
     """
     if not control:
-        return _spans(text, lang, before)
+        return _spans(text, lang, before, codes)
     lang = lang or detect_lang(text)
     spans: list[SpokenSpan] = []
     at = 0
     for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
-        said = [SpokenSpan(0, len(piece), piece)] if piece in control else _spans(piece, lang, "" if at else before)
+        is_token = piece in control
+        said = [SpokenSpan(0, len(piece), piece)] if is_token else _spans(piece, lang, "" if at else before, codes)
         spans += [SpokenSpan(at + span.start, at + span.end, span.spoken) for span in said]
         at += len(piece)
     return spans
@@ -106,7 +113,7 @@ def said_before(text: str, start: int) -> str:
     return "" if _ENDED.search(before) else before
 
 
-def _spans(text: str, lang: str | None, before: str) -> list[SpokenSpan]:
+def _spans(text: str, lang: str | None, before: str, codes: set[str] | None) -> list[SpokenSpan]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = choose_language(clean, lang)
@@ -114,7 +121,11 @@ def _spans(text: str, lang: str | None, before: str) -> list[SpokenSpan]:
     spans = _Spans(text, origins)
     said = markdown.strip(before).text if before else ""
     at = 0
-    for start, end, spoken in readings(clean, language, said) if language else ():
+    if isinstance(language, Tables):
+        found = read(clean, language, said, codes)
+    else:
+        found = readings(clean, language, said) if language else []
+    for start, end, spoken in found:
         spans.verbatim(clean, at, start)
         spans.reading(start, end, spoken)
         at = end

@@ -46,20 +46,22 @@ def spoken_spans(
     control: Collection[str] = (),
     readings: Iterable[Reading] = (),
     before: str = "",
+    codes: set[str] | None = None,
 ) -> list[SpokenSpan]:
     """The spoken form of `text` with its `readings`, in spans that cover `text` in order without gaps.
 
-    `lang`, `control` and `before` are those of `normalize_spans`. A reading that overlaps an earlier one or a control
+    The arguments are else those of `normalize_spans`. A reading that overlaps an earlier one or a control
     token, or lies outside the text, is dropped. A span that a reading is part of has `is_reading`. Never raises.
     """
     kept = _apart(text, control, readings)
     if not kept:
-        return normalize_spans(text, lang, control, before)
+        return normalize_spans(text, lang, control, before, codes)
     lang = lang or detect_lang(text)
     rewritten = _Rewritten(text, kept)
     if not any(reading.verbatim for reading in kept):
-        return _mapped_back(len(text), rewritten, normalize_spans(rewritten.text, lang, control, before))
-    return _pieces_mapped_back(len(text), rewritten, lang, control, before)
+        read = normalize_spans(rewritten.text, lang, control, before, codes)
+        return _mapped_back(len(text), rewritten, read)
+    return _pieces_mapped_back(len(text), rewritten, lang, control, before, codes)
 
 
 def _mapped_back(n_chars: int, rewritten: _Rewritten, read: list[SpokenSpan]) -> list[SpokenSpan]:
@@ -127,7 +129,12 @@ def _add(spans: list[SpokenSpan], done: int, start: int, end: int, spoken: str, 
 
 
 def _pieces_mapped_back(
-    n_chars: int, rewritten: _Rewritten, lang: str, control: Collection[str], before: str
+    n_chars: int,
+    rewritten: _Rewritten,
+    lang: str,
+    control: Collection[str],
+    before: str,
+    codes: set[str] | None = None,
 ) -> list[SpokenSpan]:
     """The spoken form of each piece of the rewritten text, as spans of the bot's text."""
     spans = _SourceSpans(n_chars)
@@ -136,7 +143,7 @@ def _pieces_mapped_back(
         if reading is not None:
             spans.add(reading.start, reading.end, piece, reading)
             continue
-        for span in normalize_spans(piece, lang, control, "" if start else before):
+        for span in normalize_spans(piece, lang, control, "" if start else before, codes):
             begin, stop = start + span.start, start + span.end
             if (offset := rewritten.plain_offset(begin, stop)) is not None:
                 spans.add_plain(begin + offset, stop + offset, span)

@@ -54,6 +54,18 @@ def test_the_same_while_text_goes_to_the_engine_as_it_is_written() -> None:
     assert "four eight two one and you should keep it" in " ".join(spoken(world))
 
 
+def test_what_was_said_as_a_code_stays_a_code_for_the_call() -> None:
+    world = World()
+    world.send(m.Say("내선 123번으로 연결합니다."))
+    world.send(m.Say("123이 맞으신가요? 123명이 기다립니다."))
+    world.run(12_000)
+    assert spoken(world) == ["내선 일이삼번으로 연결합니다.", "일이삼이 맞으신가요?", "백이십삼명이 기다립니다."]
+    other = World()
+    other.send(m.Say("123이 맞으신가요?"))
+    other.run(8000)
+    assert spoken(other) == ["백이십삼이 맞으신가요?"]
+
+
 def test_a_sentence_without_letters_is_in_the_language_of_the_one_before() -> None:
     world = World()
     world.send(m.Say("您好，您的手机号是：\n13800138000"))

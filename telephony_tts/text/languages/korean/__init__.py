@@ -1,0 +1,273 @@
+"""How numbers, codes and signs are read in Korean text: what the reader needs to know, and the words for each kind."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text import addresses, reader
+from telephony_tts.text.languages.korean import dates
+from telephony_tts.text.languages.korean.evidence import EVIDENCE
+from telephony_tts.text.languages.korean.money import CURRENCIES, MONEY, money
+from telephony_tts.text.languages.korean.numbers import amount, code
+from telephony_tts.text.languages.korean.signs import say_sign
+from telephony_tts.text.languages.korean.units import NATIVE, UNIT, UNIT_CHARACTERS, count, measure
+from telephony_tts.text.patterns import NUMBER
+from telephony_tts.text.reader import Shape
+
+_PART = re.compile(r"[A-Za-z]+|[0-9]+|_")
+_TO_AMOUNT = re.compile(rf" ?[~∼〜–-] ?(?P<last>{NUMBER})(?P<scale>[백천만억]+)?(?![0-9A-Za-z%:])")
+_STAGES = re.compile(r"[~∼〜–-]| - ")
+_PLATE_LETTERS = "가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주바사아자하허호배"
+_KEYS = re.compile("누르|눌|입력|비밀번호|비번|다이얼|걸")
+_PLATES = re.compile("차|번호판|주차|입차|출차")
+_WORDS = addresses.AddressWords(
+    at="골뱅이",
+    signs={".": "점", "/": "슬래시", "-": "하이픈", "_": "언더바", ":": "콜론"},
+    digits=code,
+    space=" ",
+)
+(_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
+
+
+def _say_email(shape: Shape) -> str | None:
+    found = _EMAIL.match(shape.text, shape.start)
+    return _SAY_EMAIL(found) if found else None
+
+
+def _say_url(shape: Shape) -> str | None:
+    found = _URL.match(shape.text, shape.start)
+    return _SAY_URL(found) if found else None
+
+
+def _say_code(shape: Shape) -> str:
+    sign = "플러스 " if shape.written.startswith("+") else ""
+    return sign + " ".join(code(group) for group in shape.groups)
+
+
+def _say_mask(shape: Shape) -> str | None:
+    """The digits that are shown. A hidden end is said: 엑스엑스엑스엑스."""
+    if not shape.groups:
+        return "" if "*" in shape.written else None
+    said = " ".join(code(group) for group in shape.groups)
+    return said if shape.written[-1].isdigit() else f"{said} {'엑스' * len(re.findall('[xX]', shape.written))}".rstrip()
+
+
+def _say_keys(shape: Shape) -> str:
+    if shape.written[0] == "#" and shape.written[-1].isdigit() and not _KEYS.search(shape.left + shape.right):
+        return "넘버 " + amount(shape.groups[0])
+    names = {"*": " 별표 ", "#": " 우물정 "}
+    return "".join(names.get(part, code(part)) for part in re.findall("[0-9]+|[*#]", shape.written)).strip()
+
+
+def _say_amount(shape: Shape) -> str | None:
+    """A number with its unit, which is said too where it is written in letters or signs."""
+    number, unit = shape.written.lstrip("+"), shape.unit
+    sign = "플러스 " if shape.written.startswith("+") else ""
+    if unit is None:
+        is_code = len(number) > 1 and number[0] == "0" and number.isdigit()
+        return sign + (code(number) if is_code else amount(number))
+    if unit["money"]:
+        found = MONEY.match(shape.text, shape.start)
+        if found is None:
+            return None
+        shape.end = found.end()
+        return money(found)
+    if unit["written"]:
+        shape.end = unit.end()
+        return sign + measure(number, unit["written"])
+    counter = unit["weak"] or unit["native"] or unit["sino"] or unit["apart"]
+    if unit["weak"] and len(number) > 1 and number[0] == "0":
+        return code(number)
+    return sign + count(number, counter, shape.left, shape.right)
+
+
+def _say_range(shape: Shape) -> str | None:
+    first, last = (part.strip() for part in _STAGES.split(shape.written, maxsplit=1))
+    unit = shape.unit
+    if unit is None or unit["money"]:
+        if unit is not None and (found := MONEY.match(shape.text, shape.end - len(last))):
+            shape.end = found.end()
+            return f"{amount(first)}에서 {money(found)}"
+        return f"{amount(first)}에서 {amount(last)}"
+    if unit["written"]:
+        shape.end = unit.end()
+        return f"{amount(first)}에서 {measure(last, unit['written'])}"
+    counter = unit["native"] or unit["sino"] or unit["apart"] or unit["weak"]
+    said = count(first, counter, shape.left, shape.right)
+    repeated = counter if counter in NATIVE or counter == "월" else ""
+    return f"{said}{repeated}에서 {count(last, counter, shape.left, shape.right)}"
+
+
+def _say_size(shape: Shape) -> str:
+    *first, last = re.split(r" ?[x×X*] ?", shape.written)
+    said = [amount(part) for part in first]
+    if shape.unit is not None and shape.unit["written"]:
+        shape.end = shape.unit.end()
+        return " 곱하기 ".join([*said, measure(last, shape.unit["written"])])
+    return " 곱하기 ".join([*said, amount(last)])
+
+
+def _say_clock(shape: Shape) -> str | None:
+    part, n_taken = dates.meridiem(shape.right)
+    said = dates.clock(shape.groups, part)
+    shape.end += n_taken if said else 0
+    return said
+
+
+def _say_hour(shape: Shape) -> str | None:
+    return dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1])
+
+
+def _say_pair(shape: Shape) -> str:
+    """ "120/80" of a blood pressure."""
+    upper, *rest = shape.written.split("/")
+    last = rest[-1]
+    said = [amount(part) for part in (upper, *rest[:-1])]
+    if shape.unit is not None and shape.unit["written"]:
+        shape.end = shape.unit.end()
+        return "에 ".join([*said, measure(last, shape.unit["written"])])
+    return "에 ".join([*said, amount(last)])
+
+
+def _say_rating(shape: Shape) -> str:
+    score, best = shape.written.split("/")
+    return f"{amount(best)}점 만점에 {amount(score)}"
+
+
+def _say_fraction(shape: Shape) -> str:
+    if re.match(" ?분기", shape.right):
+        return amount(shape.groups[0]) + amount(shape.groups[1])
+    return f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}"
+
+
+def _say_parts(joint: str) -> reader.Say:
+    return lambda shape: joint.join(amount(group) for group in shape.groups)
+
+
+def _say_mixed(digits_one_by_one: bool) -> reader.Say:
+    def say(shape: Shape) -> str | None:
+        written = shape.written
+        if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
+            return None  # 5kg
+        said = ""
+        for part in _PART.findall(written):
+            spells = digits_one_by_one or len(part) > 2 or part[0] == "0"
+            said += "언더바" if part == "_" else (code(part) if spells else amount(part)) if part.isdigit() else part
+        return said
+
+    return say
+
+
+def _say_named(shape: Shape) -> str:
+    found = re.search("[0-9.]+$", shape.written)
+    number = found.group() if found else ""
+    return shape.written[: len(shape.written) - len(number)].rstrip("-") + amount(number)
+
+
+def _say_plate(shape: Shape) -> str | None:
+    """ "12가 3456" is the number of a car if its letter cannot be a counter, or if a car is named."""
+    letter = shape.written[len(shape.groups[0])]
+    is_sure = letter not in "주도호대조부수하고배로구자"
+    if shape.unit is not None or not (is_sure or _PLATES.search(shape.left) or _PLATES.search(shape.right)):
+        return None
+    return f"{amount(shape.groups[0])}{letter} {code(shape.groups[1])}"
+
+
+def _say_money(shape: Shape) -> str | None:
+    found = MONEY.match(shape.text, shape.start)
+    if found is None:
+        return None
+    if found["number"] and not found["scale"] and (last := _TO_AMOUNT.match(shape.text, found.end())):
+        shape.end = last.end()
+        highest = amount(last["last"]) + (last["scale"] or "")
+        return f"{amount(found['number'])}에서 {highest}{CURRENCIES[found['currency']]}"
+    return money(found)
+
+
+def _say_month_day(shape: Shape) -> str:
+    shape.end += shape.right.startswith("일")
+    return dates.month_day(shape.groups)
+
+
+def _say_version(shape: Shape) -> str:
+    head = shape.written[:1] if shape.written[:1].isalpha() else ""
+    return head + "점".join(amount(group) for group in shape.groups)
+
+
+def _say_one_plus_one(shape: Shape) -> str:
+    names = {"1": "원", "2": "투", "3": "쓰리"}
+    return "플러스".join(names[group] for group in shape.groups)
+
+
+KOREAN = reader.Tables(
+    unit=UNIT,
+    evidence=EVIDENCE,
+    say={
+        "email": _say_email,
+        "url": _say_url,
+        "mask": _say_mask,
+        "keys": _say_keys,
+        "code": _say_code,
+        "amount": _say_amount,
+        "range": _say_range,
+        "size": _say_size,
+        "clock": _say_clock,
+        "hour": _say_hour,
+        "duration": lambda shape: dates.duration(shape.groups),
+        "date": lambda shape: dates.date(shape.groups),
+        "year_month": lambda shape: dates.date(shape.groups),
+        "month_day": _say_month_day,
+        "expiry": lambda shape: f"{dates.month(int(shape.groups[0]))} {amount(shape.groups[1])}년",
+        "day_range": lambda shape: f"{dates.month_day(shape.groups[:2])}에서 {dates.month_day(shape.groups[2:])}",
+        "anniversary": lambda shape: "".join(code(group) for group in shape.groups),
+        "version": _say_version,
+        "ip": lambda shape: "점".join(code(group) for group in shape.groups),
+        "ratio": _say_parts("대 "),
+        "pair": _say_pair,
+        "rating": _say_rating,
+        "fraction": _say_fraction,
+        "address": _say_parts(" 다시 "),
+        "minus": _say_parts(" 마이너스 "),
+        "named": _say_named,
+        "mixed": _say_mixed(digits_one_by_one=False),
+        "mixed_code": _say_mixed(digits_one_by_one=True),
+        "plate": _say_plate,
+        "money": _say_money,
+        "one_plus_one": _say_one_plus_one,
+        "versus": _say_parts("대 "),
+        "numero": lambda shape: "넘버 ",
+        "ordinal": lambda shape: count(shape.groups[0], "번째") + "번째",
+        "basement": lambda shape: "지하 " + amount(shape.groups[0]),
+        "wide": lambda shape: amount("".join(shape.groups)),
+        "power": lambda shape: "제곱" if shape.groups[0] == "2" else "세제곱",
+        "always": lambda shape: "연중무휴 이십사시간",
+        "year_of_month": lambda shape: f"{amount(shape.groups[0])}년 {dates.month(int(shape.groups[1]))[:-1]}",
+        "part_of_day": lambda shape: "오전 " if shape.written[0] in "aA" else "오후 ",
+        "chat": lambda shape: "",
+    },
+    signs=say_sign,
+    trigger=reader.trigger(
+        r"(?<![A-Za-z])(?:[AP]\.?M\.? ?(?=[0-9])|No\. ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))|[ㄱ-ㅎㅏ-ㅣ]{2}|[ㅋㅎㅠㅜ]|"
+        f"[{UNIT_CHARACTERS}]"
+    ),
+    forms=reader.Forms((
+        ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
+        ("numero", re.compile(r"No\. ?(?=[0-9])")),
+        ("money", MONEY),
+        ("hour", re.compile(
+            r"[AP]\.?M\.? ?[0-9]{1,2}(?::[0-9]{2})?(?![0-9:]|\.[0-9]| ?시)|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"
+        )),
+        ("power", re.compile(r"\^[23](?![0-9])")),
+        ("always", re.compile(r"24/7(?![0-9/])")),
+        ("year_of_month", re.compile(r"(?:19|20)[0-9]{2}\.(?:0?[1-9]|1[0-2])(?= ?월)")),
+        ("part_of_day", re.compile(r"[AP]\.?M\.? ?(?=[0-9]{1,2} ?시)")),
+        ("basement", re.compile(r"B[0-9]{1,2}(?= ?층)")),
+        ("wide", re.compile(r"[0-9]{1,3}(?:，[0-9]{3})+(?![0-9])")),
+        ("anniversary", dates.ANNIVERSARY),
+        ("one_plus_one", re.compile(r"[123] ?\+ ?1(?= ?(?:행사|상품|이벤트|할인|증정|제품|혜택))")),
+        ("versus", re.compile(r"[0-9]{1,2}대 ?[0-9]{1,2}(?=로|으로|의| ?(?:상담|문의|비율|맞춤|무승부|채팅|매칭))")),
+        ("ordinal", re.compile(r"[0-9]{1,2}(?:st|nd|rd|th)(?![A-Za-z])")),
+        ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+        ("plate", re.compile(rf"[0-9]{{2,3}}[{_PLATE_LETTERS}] ?[0-9]{{4}}(?![0-9.,])")),
+    )),
+)  # fmt: skip

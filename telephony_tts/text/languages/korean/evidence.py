@@ -1,0 +1,63 @@
+"""Korean words that say what a number beside them is."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text.reader import Evidence
+
+_JOINT = r"[은는이가을를의:：\s\"'“‘(\[「]{0,4}"
+_CODES = (
+    "번호|코드|비번|암호|OTP|PIN|핀|ID|아이디|사번|학번|군번|생년월일|계좌|내선|자리|인증|시리얼|넘버|송장|바코드|"
+    "검침값|지침|팩스|연락처|끝|국번 ?없이|면허"
+)
+_LENGTH = r"(?:(?:앞|뒤|끝|맨)?\s?(?:[0-9]{1,2}|[한두세네]|다섯|여섯|일곱|여덟|열)\s?자리)?"
+_AMOUNTS = (
+    "총|합계|잔액|금액|약|최대|최소|포인트|조회수|수량|인원|매출|평균|가격|요금|버전|평점|점수|iOS|Android|안드로이드|"
+    "윈도우|시즌"
+)
+EVIDENCE: dict[str, Evidence] = {
+    "code": Evidence(
+        near=re.compile(rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$", re.IGNORECASE),
+        far=re.compile(_CODES, re.IGNORECASE),
+        behind=re.compile(
+            r"(?:이|가|은|는)?\s?(?:본인\s?)?(?:인증|비밀|확인|주문|접수|예약|승인)?\s?(?:번호|코드)(?!\s?[0-9])"
+            r"|\s?번?(?:으로|로|에|에다가?)\s?(?:전화|걸|거세|거시|연락|문의|신고|문자|연결)|[을를]\s?(?:입력|다이얼)"
+        ),
+    ),
+    "amount": Evidence(
+        near=re.compile(rf"(?:{_AMOUNTS})[은는이가도\s:]{{0,3}}$"),
+        behind=re.compile(r"\s?(?:이상|이하|미만|초과|정도|가량|번째)"),
+    ),
+    "month_day": Evidence(
+        near=re.compile(r"(?:행사|(?<!유효)(?<!유효 )기간|일정|예약일?|날짜|마감일?|납기일?|~)[은는이가:\s]{0,3}$"),
+        behind=re.compile(
+            r"일(?!까)|\s?\([월화수목금토일](?:요일)?\)|\s?(?:까지|부터|예정|휴무|이전|이후|접수|배송|출발|도착|방문|예약|오전|오후)|에\s?(?:예약|방문|배송|도착|출발)|자\s"
+        ),
+    ),
+    "expiry": Evidence(near=re.compile(r"(?:유효 ?기간|만료일?)[은는이가:\s]{0,3}$")),
+    "day_range": Evidence(
+        near=re.compile(r"(?:행사|기간|일정|휴무|연휴|신청)[은는이가:\s]{0,3}$"),
+        behind=re.compile(r"\s?(?:까지|진행|휴무|기간|행사|사이|동안|신청|접수|\()"),
+    ),
+    "version": Evidence(
+        near=re.compile(r"(?:버전|펌웨어|업데이트|릴리스|[vV]er\.?|[vV])\s?$"),
+        behind=re.compile(r"\s?(?:버전|으?로 업데이트)"),
+    ),
+    "duration": Evidence(
+        near=re.compile(r"(?:통화|녹음|길이|재생)[은는이가\s]{0,3}$"), behind=re.compile(r"\s?(?:걸|동안|소요|간)")
+    ),
+    "ratio": Evidence(
+        near=re.compile(r"(?:비율|스코어|점수)[은는이가\s]{0,3}$"),
+        behind=re.compile(r"\s?(?:문의|상담|채팅|비율|으?로 (?:이[기겼]|앞|졌|지고|승|패)|무승부|매칭|화면|맞춤)"),
+    ),
+    "rating": Evidence(near=re.compile(r"(?:평점|별점|점수|만족도)[은는이가\s]{0,3}$"), behind=re.compile(" ?점")),
+    "pair": Evidence(near=re.compile(r"(?:혈압)[은는이가\s]{0,3}$"), behind=re.compile(r"\s?mmHg")),
+    "minus": Evidence(behind=re.compile(r"\s?=")),
+    "address": Evidence(
+        near=re.compile(r"(?:동|로|길|리|[0-9]가|산)\s?$"),
+        behind=re.compile(r"\s?번지|번 ?(?:버스|칸|출구|게이트|마을)"),
+    ),
+    "range": Evidence(behind=re.compile(r"\s?(?:사이|내|이내|정도|가량)")),
+}  # fmt: skip
+EVIDENCE["mixed_code"] = EVIDENCE["code"]

@@ -1,0 +1,149 @@
+"""Korean units of measure, and the counters that follow a number."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text.languages.korean.money import CURRENCY
+from telephony_tts.text.languages.korean.numbers import amount, cardinal, native
+
+_TABLE = """
+kg kgs Kg KG ㎏ 킬로그램|g 그램|mg ㎎ 밀리그램|µg μg mcg 마이크로그램|t 톤|lb lbs 파운드|oz 온스
+km Km KM ㎞ 킬로미터|m 미터|cm CM ㎝ 센티미터|mm MM ㎜ 밀리미터|µm 마이크로미터|nm 나노미터|mi 마일|ft 피트|yd 야드
+L l ℓ 리터|mL ml ML ㎖ 밀리리터|dL ㎗ 데시리터|kL ㎘ 킬로리터|cc CC ㏄ 씨씨|gal 갤런
+km/h kph kmh ㎞/h 킬로미터 매 시|m/s 미터 매 초|mph 마일 매 시|rpm RPM 알피엠|bpm BPM 비피엠|fps FPS 프레임
+°C ℃ ºC 도|°F ℉ ºF 화씨|° º 도|TB 테라바이트|GB 기가바이트|MB 메가바이트|KB kB 킬로바이트|Kbps kbps 킬로비피에스
+Mbps mbps Mb/s 메가비피에스|Gbps gbps Gb/s 기가비피에스|MB/s 메가바이트 퍼 초|GB/s 기가바이트 퍼 초
+dpi DPI 디피아이|ppm 피피엠
+Hz 헤르츠|kHz 킬로헤르츠|MHz 메가헤르츠|GHz 기가헤르츠|W 와트|kW KW ㎾ 킬로와트|MW 메가와트
+kWh KWh kwh kW·h ㎾h 킬로와트시
+MWh 메가와트시|Wh 와트시|V 볼트|kV 킬로볼트|mV 밀리볼트|A 암페어|mA 밀리암페어|mAh 밀리암페어시|Ah 암페어시|Ω 옴
+dB 데시벨
+kPa 킬로파스칼|hPa 헥토파스칼|MPa 메가파스칼|psi 피에스아이|kcal Kcal 킬로칼로리|cal 칼로리|kJ 킬로줄
+mmHg 수은주밀리미터
+mmol/L 밀리몰 퍼 리터|mg/dL mg/dl 밀리그램 퍼 데시리터|mg/L 밀리그램 퍼 리터|g/dL 그램 퍼 데시리터
+g/L 그램 퍼 리터|IU 아이유
+ms 밀리초|sec s 초|min 분|hr hrs h 시간|px 픽셀|inch in 인치|m² m2 m^2 ㎡ 제곱미터|km² km2 ㎢ 제곱킬로미터
+cm² cm2 ㎠ 제곱센티미터
+m³ m3 m^3 ㎥ 세제곱미터|cm³ cm3 ㎤ 세제곱센티미터|%p %P %포인트 퍼센트포인트|% 퍼센트|‰ 퍼밀
+"""
+UNITS: dict[str, str] = {}
+for _entry in _TABLE.replace("\n", "|").split("|"):
+    _words = _entry.split(" ")
+    _n_written = next((n for n, word in enumerate(_words) if re.search("[가-힣]", word) and "%" not in word), 0)
+    for _written in _words[:_n_written]:
+        UNITS[_written] = " ".join(_words[_n_written:])
+
+UNIT_CHARACTERS = "".join(written for written in UNITS if len(written) == 1 and not written.isascii())
+"""Units in one character, such as ㎡, which may also stand without a number."""
+
+_NATIVE_TO_99 = "개 명 살 마리 병 권 장 대 달 잔 시간 사람 번째 가지 그릇 벌 켤레 송이 그루 자리"
+_NATIVE_TO_20 = (
+    "건 통 팀 칸 상자 캔 끼 종류 모 채 세트 줄 군데 식구 곳 알 봉지 박스 포기 쌍 자루 갑 컵 조각 접시 묶음 다발 "
+    "차례 방울 마디 글자 자 "
+    "단어 문장 계좌 팩 캡슐 스푼 숟갈 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 정거장 정류장 해 판 척 개피 포 매 정"
+)
+_NATIVE_TO_12, _NATIVE_TO_10 = "시", "배"
+NATIVE = {
+    counter: limit
+    for limit, counters in ((99, _NATIVE_TO_99), (20, _NATIVE_TO_20), (12, _NATIVE_TO_12), (10, _NATIVE_TO_10))
+    for counter in counters.split(" ")
+}
+"""Counters with native numbers, and up to which number."""
+_SINO = (
+    "원 년 학년 학년도 연도 월 일 분 초 개월 개국 개소 주 주일 주년 년대 회 회선 차 층 동 호 호선 단계 단지 "
+    "구간 세 세대 인 인분 등 등급 위 급 점 평 쪽 "
+    "페이지 킬로 미터 센티 밀리 그램 리터 톤 퍼센트 퍼 프로 달러 센트 엔 유로 위안 파운드 루피 바트 포인트 마일 "
+    "볼트 와트 인치 칼로리 배럴 도 조 항 절 기가 "
+    "메가 테라 바이트 박 인용 인당 영업일 일간 년간 교시 과목 과 권역 병동 강 종 편 부 화 기 면 열 행 실 관 번길 가 "
+    "십 백 천 만 억 조 여"
+)
+_NOT_COUNTED = {
+    "인": "가데지줄", "일": "까지수", "부": "터", "주": "세시", "여": "기", "도": "록", "만": "약", "과": "정",
+    "기": "억",
+}  # fmt: skip
+_N_AT_MOST = {"가": "(?<![0-9]{2})", "과": "(?<![0-9]{2})", "면": "(?<![0-9]{3})", "도": "(?<![0-9]{4})"}
+"""Behind longer numbers these are particles."""
+_ENDS = (
+    "(?![가-힣])|이상|이하|이내|이[나며고랑에요지]?(?![가-힣]{2})|[가은는을를의에도만와과나요씩당로]|으로|입|"
+    "까지|부터|보다|밖|정도|미만|초과|여"
+    "|[중전후간째짜더들]|마다|뿐|쯤|가량|내외|예요|였|인데|인가|남|반|정각|경|하고|랑|배기|맞|추가|주세|있|남았"
+)
+"""What may follow a native counter. 3권역 and 7대양 are other words."""
+
+
+def _any_of(words: dict[str, int] | list[str]) -> str:
+    return "|".join(
+        _N_AT_MOST.get(word, "") + re.escape(word) + (f"(?![{_NOT_COUNTED[word]}])" if word in _NOT_COUNTED else "")
+        for word in sorted(words, key=len, reverse=True)
+    )
+
+
+_SINO_ANY = _any_of(_SINO.split(" "))
+_WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
+UNIT = re.compile(
+    rf"(?: ?(?:(?P<written>{_WRITTEN})(?![A-Za-z0-9²³])|(?P<money>{CURRENCY})|(?P<weak>번(?!째|길)(?:지|대)?)"
+    rf"|(?P<native>{_any_of(NATIVE)})(?={_ENDS}))|(?P<sino>{_SINO_ANY})| (?P<apart>{_SINO_ANY})(?={_ENDS}))"
+)
+"""A unit or counter behind a number."""
+
+_MACHINES = re.compile(
+    "차|트럭|버스|컴퓨터|PC|노트북|에어컨|TV|티비|기기|인터넷|전화|폰|택시|오토바이|자전거|서버|카메라|단말|"
+    "셋톱|냉장고|세탁기"
+)
+_ON_THE_MOVE = re.compile(" ?대(?:를|씩)? ?(?:주차|한정|판매|출고|운행|출발|등록|연결|설치|보유)")
+_GREAT = re.compile(
+    r" ?대 ?(?:[0-9]|째|불가사의|보험|도시|명산|영양소|암|과제|원칙|요소|의무|강|궁|운동|거짓말|뉴스|성인|사건)"
+)
+_TIMES_AFTER = re.compile(
+    r" ?번 ?(?:틀|더|이상|이하|이내|미만|정도|만에|째|씩|연속|전화(?!번)|방문|배송|연락|실패|시도|반복|재시도|"
+    r"확인|오류|거절|드세|드시|복용|먹|바르|뿌|왔|했|갔|봤"
+    r"|들르|충전|사용|결제|나눠|나누|갈아|환승|주문|복습|받)"
+)
+_TIMES_BEFORE = re.compile(
+    r"(?:하루에?|매일|매주|매달|[주달월년] ?(?:일)?에|시간에|다시|최대|벌써|이미|연속|지금까지|모두|평균|"
+    r"한 ?달에|일주일에|연간|월|총|꼭) ?$"
+)
+_PEOPLE = re.compile(
+    r" ?분(?:이|만|께서|은|도|의)? ?(?:더 ?)?(?:대기 ?중이[시세신십]|가입|계[시십신]|오[시셨십]|참석|신청|탑승|"
+    r"예약하|방문하|모두|께)"
+)
+
+
+def count(number: str, counter: str, left: str = "", right: str = "") -> str:
+    """`number` as it is said before `counter`. `left` and `right` are the text around the number."""
+    if not number.isdigit() or len(number) > 3:
+        return amount(number)
+    value = int(number)
+    if left.endswith("제"):
+        return cardinal(value)
+    if number == "1" and counter in ("십", "백", "천"):
+        return ""
+    if counter == "번째" and value == 1:
+        return "첫 "
+    if counter == "월":
+        return {6: "유", 10: "시"}.get(value, cardinal(value))
+    if counter == "번":
+        is_rank = re.match(" ?번 ?[을창출버게]", right)
+        is_times = _TIMES_AFTER.match(right) or (_TIMES_BEFORE.search(left) and not is_rank)
+        return native(value) if is_times and 1 <= value <= 20 else cardinal(value)
+    if counter == "분":
+        return native(value) if 1 <= value <= 10 and _PEOPLE.match(right) else cardinal(value)
+    if counter == "대" and not _is_counted(value, left, right):
+        return cardinal(value)
+    if counter == "시간" and value >= 20:
+        return cardinal(value)
+    return native(value) if 1 <= value <= NATIVE.get(counter, 0) else cardinal(value)
+
+
+def _is_counted(value: int, left: str, right: str) -> bool:
+    """Whether 대 counts machines: not 20대 (age), 4대 보험 (the four) or 3대 2 (score)."""
+    if _GREAT.match(right):
+        return False
+    return value % 10 != 0 or _MACHINES.search(left) is not None or _ON_THE_MOVE.match(right) is not None
+
+
+def measure(number: str, written: str) -> str:
+    """A number with a unit in letters or signs: 100°F -> "화씨 백 도"."""
+    name = UNITS[written]
+    return f"{name} {amount(number)} 도" if name == "화씨" else f"{amount(number)} {name}"
