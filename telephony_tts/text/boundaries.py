@@ -18,13 +18,14 @@ from telephony_tts.text.nesting import Role
 _TOKEN_MAX = 40
 _TOKEN_STOP = frozenset('()[]{}<>"“”‘*`~,;!?=|（）《》「」，、。；：！？…—–')
 _URL = re.compile(r"://|www\.|@|/|=|&")
-_LIST_MARKER = re.compile(r"[\s\-*+•⁃·●○◦#>(（\[_]*(\d{1,3}|[A-Za-zＡ-Ｚａ-ｚ]|[ivx]{1,4})[)）]?")
-_LIST_MARKER_ALONE = re.compile(
-    r"[\s\-*+•⁃·●○◦#>(（\[_]*(\d{1,3}|[A-Za-zＡ-Ｚａ-ｚ]|[ivx]{1,4})[.．)）、][)）]?[\s*_]*"
-)
+_KOREAN_LETTERS = "가나다라마바사아자차카타파하"
+"""They mark the items of a list, as letters do."""
+_LABEL = rf"[\s\-*+•⁃·●○◦#>(（\[_]*(\d{{1,3}}|[A-Za-zＡ-Ｚａ-ｚ{_KOREAN_LETTERS}]|[ivx]{{1,4}})"
+_LIST_MARKER = re.compile(rf"{_LABEL}[)）]?")
+_LIST_MARKER_ALONE = re.compile(rf"{_LABEL}[.．)）、][)）]?[\s*_]*")
 _JOINED_STOPS = re.compile(r"\.[-/–]")
 _AMOUNT = re.compile(r"[$€£¥￥]?\d[\d,]*(?:\.\d+)?")
-_SPACED_DATE = re.compile(r"(?<!\d)(?:19|20)\d\d(?:\.\s?\d{1,2}){0,2}(?!.)", re.DOTALL)
+_DATE = re.compile(r"(?<![\d.])(?:(?:19|20)?\d\d(?:\.\s?\d{1,2}){0,2}|\d{1,2}\.\s?\d{1,2})(?!.)", re.DOTALL)
 _CJK_LETTER = re.compile(r"[\u2e80-\u2fff\u3041-\u9fff\uac00-\ud7a3]")
 _WORDS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _ZH_SPEECH = re.compile(r"(?<!请)(?:说|问|答|道|喊|表示|回复|解释|补充|提醒|告诉)")
@@ -84,19 +85,24 @@ def list_number(view: View, run: Run) -> int | None:
         if not label.isdecimal() and (label != "I" or view.line_start):
             return _letter_number(label)
         return None
-    token = _token(view, run.start)
+    token = _token(view, run.start) or view.before(run.start)
     label = token.lstrip("-•⁃·●○◦")
     if not label.isalnum() or len(label) > (2 if label.isdecimal() else 1):
         return None
     left = view.text[view.start : run.start - len(label)]
     introduced = left.rstrip()[-1:] in CLAUSE or not left.strip()
     separated = left[-1:].isspace() or introduced or len(token) > len(label)
+    if is_cjk(label) and label not in _KOREAN_LETTERS:
+        return None
     number = int(label) if label.isdecimal() else _letter_number(label)
     is_next = view.list_number > 0 and number == view.list_number + 1 and separated
-    return number if is_next or (number in (1, _letter_number("a")) and introduced) else None
+    firsts = (1, _letter_number("a"), _letter_number("가"))
+    return number if is_next or (number in firsts and introduced) else None
 
 
 def _letter_number(label: str) -> int:
+    if label and label in _KOREAN_LETTERS:
+        return 2001 + _KOREAN_LETTERS.index(label)
     plain = unicodedata.normalize("NFKC", label).lower()
     return 1001 + ord(plain) - ord("a") if len(plain) == 1 else 0
 
@@ -173,6 +179,8 @@ def _after_exclamation(view: View, run: Run, following: str) -> bool:
 
 def _after_full_stop(view: View, run: Run, following: str) -> bool:
     token = _token(view, run.start)
+    if view.before(run.start).isdigit() and _is_in_date(view, run, following):
+        return False
     kind = _kind(view, run, token)
     if not run.gap:
         return _joined(view, run, token, kind, following)
@@ -187,7 +195,7 @@ def _after_full_stop(view: View, run: Run, following: str) -> bool:
         return False
     if following.islower():
         return is_cjk(view.before(run.start)) or _is_camel(view, run.next) or _is_lower_style(view, token)
-    return not (token.isdigit() and _is_spaced_date(view, run, following))
+    return True
 
 
 def _joined(view: View, run: Run, token: str, kind: Kind, following: str) -> bool:
@@ -298,12 +306,27 @@ def _is_lower_style(view: View, token: str) -> bool:
     return view.whole and first is not None and first.group().islower() and token.isalpha() and len(token) > 1
 
 
-def _is_spaced_date(view: View, run: Run, following: str) -> bool:
-    """ "2026. 11. 20." in Korean style. The last stop does not end a sentence if a particle or verb follows."""
-    date = _SPACED_DATE.search(view.text, view.start, run.start)
+def _is_in_date(view: View, run: Run, following: str) -> bool:
+    """ "2026. 11. 20." in Korean style. The last stop does not end a sentence if a particle or a verb follows."""
+    date = _DATE.search(view.text, view.start, run.start)
     if date is None or date.end() != run.start:
         return False
-    return following.isdigit() if date.group().count(".") < 2 else is_hangul(following)
+    n_parts = date.group().count(".") + 1
+    if is_hangul(following):
+        return n_parts == 3 or (n_parts == 2 and not run.gap)
+    if n_parts == 3 or not run.gap:
+        return following in "~～(–-"
+    if not following.isdigit():
+        return False
+    return len(date.group().partition(".")[0]) == 4 or _goes_on_as_date(view, run.next)
+
+
+def _goes_on_as_date(view: View, place: int) -> bool:
+    """Whether a number of at most two digits and a stop are at `place`: behind "26." the "11." of a date."""
+    end = place
+    while end - place < 3 and view.at(end).isdigit():
+        end += 1
+    return end - place < 3 and view.at(end) == "."
 
 
 def _kind(view: View, run: Run, token: str) -> Kind:

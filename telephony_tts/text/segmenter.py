@@ -24,6 +24,7 @@ from telephony_tts.text.characters import (
     is_cjk,
     width,
 )
+from telephony_tts.text.languages.korean.endings import ends_without_stop
 from telephony_tts.text.lookahead import Starved, View, read_run
 from telephony_tts.text.nesting import Nesting
 
@@ -32,7 +33,9 @@ _CLAUSE_RUN_MAX = 8
 
 
 def _any_of(*classes: frozenset[str]) -> re.Pattern[str]:
-    return re.compile("[" + re.escape("".join(sorted(frozenset().union(*classes)))) + "]")
+    """Characters of `classes`, and blanks where a Korean sentence may end."""
+    chars = re.escape("".join(sorted(frozenset().union(*classes))))
+    return re.compile(f"[{chars}]|(?<=[다요까죠오님~～^ㅎㅋㅠㅜ)]) ")
 
 
 _EVENT = _any_of(TERMINATORS, NEWLINES, frozenset(PAIRS), CLOSING, frozenset('"'))
@@ -154,7 +157,7 @@ class Segmenter:
             if end is not None:
                 if stop is not None and end > stop:
                     return
-                self._cut(out, end, whole=char in TERMINATORS or char in NEWLINES)
+                self._cut(out, end, whole=char in TERMINATORS or char in NEWLINES or char == " ")
             self._place = resume
 
     def _skip_blanks(self) -> None:
@@ -177,6 +180,9 @@ class Segmenter:
             if not CONTENT.search(line) or is_list_marker(line):
                 return None, place + 1
             return place, place
+        if char == " ":
+            ends = not self._nesting.holds(view.base + place) and ends_without_stop(view, place)
+            return (place, place) if ends else (None, place + 1)
         if char in PAIRS:
             self._nesting.open(char, view.base + place, view.text[view.start : place])
         elif char == '"':
