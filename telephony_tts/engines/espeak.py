@@ -26,6 +26,7 @@ import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
 from telephony_tts.engines.espeak_phonemes import VoicePhonemes, ask
+from telephony_tts.engines.hanja import in_hangul
 from telephony_tts.engines.locked_folder import LockedFolder
 from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
@@ -82,7 +83,10 @@ _LANGUAGES = {
     "fr-fr": ("fr",),
 }
 
-_MANDARIN = "cmn"
+_MANDARIN, _KOREAN = "cmn", "ko"
+
+_IN_HANGUL = frozenset({"CJK", "HIRAGANA", "KATAKANA"})
+"""Letters of these scripts are read in hangul in a Korean text."""
 
 _UNSPOKEN = frozenset({"So", "Cc", "Cs", "Co", "Cn"})
 
@@ -205,6 +209,8 @@ class EspeakEngine:
     def _voice(self, utterance: Utterance) -> str:
         """The voice by its name, else by the language, else by the text's script, else the default."""
         foreign = scripts(utterance.text) - {LATIN}
+        if "HANGUL" in foreign:
+            foreign -= _IN_HANGUL
         if utterance.voice is not None:
             if utterance.voice not in _SCRIPT_OF_VOICE:
                 known = ", ".join(_SCRIPT_OF_VOICE)
@@ -389,7 +395,8 @@ def _speak(installation: _Installation, utterance: Utterance, voice: str, cancel
 
     # Only Mandarin is written in pinyin.
     sounds = utterance.pronunciations if voice == _MANDARIN else ()
-    return speak_pieces(with_same_sounds(utterance.text, sounds), speak, cancelled)
+    text = with_same_sounds(utterance.text, sounds)
+    return speak_pieces(in_hangul(text) if voice == _KOREAN else text, speak, cancelled)
 
 
 def _phonemes(installation: _Installation, utterance: Utterance, voice: str) -> list[Sound]:

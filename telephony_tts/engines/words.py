@@ -8,9 +8,9 @@ import unicodedata
 LATIN = "LATIN"
 
 LANGUAGE_OF_SCRIPT = {
+    "HANGUL": "ko",
     "HIRAGANA": "ja",
     "KATAKANA": "ja",
-    "HANGUL": "ko",
     "CJK": "zh",
     "BOPOMOFO": "zh",
     "CYRILLIC": "ru",
@@ -35,7 +35,7 @@ LANGUAGE_OF_SCRIPT = {
     "MYANMAR": "my",
     "TIBETAN": "bo",
 }
-"""The most likely language of a script. Kana and hangul come first, because Japanese and Korean also use Han."""
+"""The most likely language of a script. Hangul and kana come first: Japanese also uses Han, Korean quotes both."""
 
 MAX_WORD_CHARS = 48
 """The longest English dictionary word has 45 letters. The rest of a longer word is noise and is not spoken."""

@@ -76,6 +76,13 @@ def test_every_voice_reads_its_own_script_and_sounds_the_same_twice() -> None:
     asyncio.run(body())
 
 
+def test_a_korean_sentence_with_a_name_in_han_letters_is_spoken() -> None:
+    pcm, timings = spoken("田中 고객님, 예약 세 건 확인했습니다.")
+    same_in_hangul, _ = spoken("전중 고객님, 예약 세 건 확인했습니다.")
+    assert len(pcm) == len(same_in_hangul)
+    assert timings[0].start_char == 0
+
+
 def test_mandarin_is_timed_by_the_character() -> None:
     text = "我在iPhone上买了三个苹果，可以吗？"
     pcm, timings = spoken(text)
