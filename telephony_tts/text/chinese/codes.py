@@ -23,7 +23,8 @@ _STRONG = (
     "序列号|流水号|编号|编码|尾号|尾数|[末后前][二两三四五六七八2-8]位|卡号|账号|帐号|账户|户号|单号|工号|学号|员工号|会员号|"
     "客户号|用户号|保单号|合同号|发票号|案件号|受理号|业务号|批号|病历号|就诊号|门诊号|住院号|医保号|登记号|身份证|护照|驾驶证|"
     "车牌|邮编|邮政编码|房号|门牌号?|分机|号码|代码|区号|箱号|表号|设备号|股票|拨打?|致电|拨通|呼叫|传真|座机|手机|热线|"
-    "PIN|OTP|CVV|PNR|IMEI|QQ号?|微信号|(?<![a-z])(?:code|password|passcode|number|ext|extension|zip|ref|tracking)"
+    "[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?|"
+    "HTTP|状态码|错误码|PIN|OTP|CVV|PNR|IMEI|QQ号?|微信号|(?<![a-z])(?:code|password|passcode|number|ext|extension|zip|ref|tracking)"
 )
 # After these words only longer numbers are, because they cannot be a count of things.
 _WEAK = (
@@ -33,7 +34,7 @@ _WEAK = (
 )
 _LINK = (
     r"(?:[\s:：,，\"“”‘’「『（(【\[#*、]|-(?![0-9])|号码?|编号|代码|是|为|即|的|码|分别|至|到|打|您|末尾|后|请|尾号|拨打|转|ID|No\.?|"
-    r"热线|[0-9][0-9 -]{0,12}(?:或者?|和|、|及|与|/))*$"
+    r"热线|[0-9][0-9 -]{0,12}(?:或者?|和|、|及|与|/|还是|[，,]?(?:而)?不是))*$"
 )
 _CONTEXT = re.compile(rf"(?:(?P<strong>{_STRONG})|(?P<weak>{_WEAK})){_LINK}", re.I)
 _CODE_FOLLOWS = re.compile(
@@ -47,12 +48,23 @@ _COUNTED = re.compile(
 )
 
 
+_IN_HOUSE = re.compile(r"(?:[层楼栋幢座]|单元|[0-9]门)[-—\s]?$")
+_ADDED_UP = re.compile(
+    r"(?:[共总约近超达满减加价第]|[乘除]以|[大小高低多少等]于|最[高低多少大小]|海拔|[转速密温高长宽深]度|转速|价格|合计|累计|超过|达到|多达|至少|最多|余额|金额|积分|收入|支出|人数|数量|步数|销量|增至|等于|=)[为是有:：]?\s?$"
+)
+_CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
+
+
 def context(left: str, right: str) -> str:
     """How surely a number between `left` and `right` is a code: "strong", "weak" or ""."""
     if _CODE_FOLLOWS.match(right):
         return "strong"
+    if _IN_HOUSE.search(left) and right.startswith("户"):
+        return "weak"
     if _COUNTED.match(right) or MEASURED.match(right):
         return ""
+    if re.search("[0-9]门$", left):
+        return "weak"
     found = _CONTEXT.search(left)
     return ("strong" if found["strong"] else "weak") if found else ""
 
@@ -87,6 +99,17 @@ def _say_plain(match: re.Match[str]) -> str | None:
 def _say_long(match: re.Match[str]) -> str | None:
     """A long number without separators is an identifier, unless it is round or counts something."""
     return None if match.group().endswith("000") else _say_plain(match)
+
+
+def _say_unexplained(match: re.Match[str]) -> str | None:
+    """Four and more digits that nothing counts: a code said as an amount is useless, an amount said digit by digit is
+    understood. Round numbers, what is added up, and a number that is all there is are amounts."""
+    digits, left, right = match.group(), before(match, 8), after(match, 8)
+    if not (left.strip() or right.strip()):
+        return None
+    if digits.endswith("00") or _ADDED_UP.search(left) or _COUNTED.match(right) or MEASURED.match(right):
+        return None
+    return zh.digits(digits) if _CALENDAR_YEAR.fullmatch(digits) else zh.code(digits)
 
 
 def _say_emergency(match: re.Match[str]) -> str | None:
@@ -177,6 +200,8 @@ def _say_named_decimal(match: re.Match[str]) -> str:
     """ "iOS17.4", "PM2.5"."""
     return _say_letters(match["name"], False) + zh.number(match["number"])
 
+
+UNEXPLAINED_RULE: Rule = (re.compile(r"(?<![0-9.,])[0-9]{4,7}(?![0-9A-Za-z]|[.,][0-9])"), _say_unexplained)
 
 MIXED_RULES: tuple[Rule, ...] = (
     (NAMED_DECIMAL, _say_named_decimal),

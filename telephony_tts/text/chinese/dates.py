@@ -112,11 +112,14 @@ def _say_time(match: re.Match[str]) -> str | None:
     if not match["meridiem"] and SCORED.search(left):
         return None
     second = match["second"]
-    return _say_clock(
+    said = _say_clock(
         int(match["hour"]), int(match["minute"]), int(second) if second else None, match["meridiem"] or "", left
     )
+    return f"，{said}" if int(match["hour"]) >= 10 and _WEEKDAY.search(left) else said
 
 
+_WEEKDAY = re.compile("(?:周|星期|礼拜)[一二三四五六]$")
+"""星期三十点 would be heard as thirty o'clock."""
 _DATES_BEFORE = re.compile("(?:活动|优惠|促销|放假|报名)(?:时间|日期|期间|期)?[为是:：]{0,2}$")
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
@@ -163,7 +166,19 @@ def _say_clock_minute(match: re.Match[str]) -> str:
     return ("零" if 0 < minute < 10 else "") + zh.cardinal(minute) if minute else "零"
 
 
+def _say_months(match: re.Match[str]) -> str:
+    """ "2026.1-2026.6"."""
+    return "到".join(f"{zh.digits(match[f'year_{i}'])}年{zh.cardinal(int(match[f'month_{i}']))}月" for i in "12")
+
+
 DATE_RULES: tuple[Rule, ...] = (
+    (
+        re.compile(
+            rf"(?P<year_1>(?:19|20)[0-9]{{2}})\.(?P<month_1>1[0-2]|0?[1-9]){_TO}"
+            rf"(?P<year_2>(?:19|20)[0-9]{{2}})\.(?P<month_2>1[0-2]|0?[1-9])月?(?![0-9.])"
+        ),
+        _say_months,
+    ),
     (
         re.compile(
             r"(?P<year>[12][0-9]{3})(?P<sep>[-/.])(?P<month>[01]?[0-9])(?P=sep)(?P<day>[0-3]?[0-9])"
@@ -213,7 +228,7 @@ TIME_RULES: tuple[Rule, ...] = (
     (
         re.compile(
             r"(?P<hour>[01]?[0-9]|2[0-4])[:：](?P<minute>[0-5][0-9])(?:[:：](?P<second>[0-5][0-9])(?:\.[0-9]+)?)?"
-            rf"(?![0-9]|[:：][0-9])(?:\s?(?P<meridiem>{_MERIDIEM})|Z)?(?![A-Za-z])"
+            rf"(?![0-9]|[:：][0-9])(?:\s?(?P<meridiem>{_MERIDIEM})|Z|分(?![钟之]))?(?![A-Za-z])"
         ),
         _say_time,
     ),

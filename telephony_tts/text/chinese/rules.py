@@ -38,7 +38,7 @@ _MEASURE = re.compile(
     r"\s?(?:[个位件条张岁份笔间家本台部封种套盒箱包袋瓶杯片粒颗支把只双对组项倍次天周秒人元块角米斤公千百万亿吨升点场趟批遍句晚夜碗辆架座棵头匹根门顿节段股例成人口]|年(?!级)|栋(?!\s?[0-9])|[室厅](?=[0-9][厅卫])|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
     r"毫升|毫米|厘米|英里|英尺|平方|立方|美元|港元|欧元|英镑|磅)"
 )
-_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|第[0-9]{1,2}[、和与]|星期|礼拜|之|选择|[0-9][排楼层])\s?$")
+_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|第[0-9]{1,2}[、和与]|星期|礼拜|之|选择|[0-9]号?[排楼层])\s?$")
 
 
 def _say_count(written: str, left: str, right: str) -> str:
@@ -118,7 +118,7 @@ def _say_money_after(match: re.Match[str]) -> str:
 
 
 def _say_percent(match: re.Match[str]) -> str:
-    name = "千分之" if match["sign"] == "‰" else "百分之"
+    name = {"‰": "千分之", "‱": "万分之"}.get(match["sign"], "百分之")
     said = "" if not match["first"] else f"{name}{_of_hundred(match['first'])}到"
     return said + name + _of_hundred(match["last"])
 
@@ -151,6 +151,8 @@ def _say_fraction(match: re.Match[str]) -> str:
         return "七乘二十四"
     if re.search(r"(?:血压|压)[是为:：]?\s?$", before(match, 5)) or (len(top) > 2 and int(top) > int(bottom)):
         return f"{zh.number(top)}比{zh.number(bottom)}{UNITS['mmHg'][2] if match['unit'] else ''}"
+    if after(match, 2) == "号线":
+        return zh.number(top) + zh.number(bottom)
     whole = match["whole"]
     if before(match, 1) == "第":  # "第1/3步"
         return f"{zh.number(top)}，共{zh.number(bottom)}"
@@ -228,7 +230,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     *chinese_codes.TELEPHONE_RULES,
     chinese_dates.MONTH_DASH_DAY,
     (addresses.VERSION, _say_version),
-    (re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"), _say_percent),
+    (re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰‱])"), _say_percent),
     (
         re.compile(
             rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
@@ -250,7 +252,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
         re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
         _say_quantity,
     ),
-    (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z^])"), _say_size),
+    (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}(?:\.[0-9]{1,4})?){1,3}(?![0-9A-Za-z^])"), _say_size),
     (re.compile(rf"(?P<first>{NUMBER}){_TO}(?P<last>{NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
     (
         re.compile(
@@ -261,6 +263,7 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     ),
     (re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,4})?(?:[:：][0-9]{1,6}(?:\.[0-9]{1,4})?){1,3}(?![0-9])"), _say_ratio),
     *chinese_codes.MIXED_RULES,
+    chinese_codes.UNEXPLAINED_RULE,
     (re.compile(NUMBER), _say_number),
 )
 _WORD_RULES: tuple[Rule, ...] = (
@@ -278,7 +281,7 @@ _WORD = (
 
 CHINESE = Language(
     trigger=re.compile(
-        rf"(?P<digit>[0-9])|(?P<word>{_WORD})|(?P<sign>\s[-–](?=\s[0-9$¥])|{SIGNS}|[(（](?=0[0-9]{{2,3}}[)）]))",
+        rf"(?P<digit>[0-9])|(?P<word>{_WORD})|(?P<sign>\s[-–](?=\s[0-9$¥])|[㎡㎥㎏㎞㎝㎜㎎㎖]|(?<=每)m[²³]|{SIGNS}|[(（](?=0[0-9]{{2,3}}[)）]))",
         re.I,
     ),
     rules={

@@ -83,7 +83,7 @@ def _say_dash(match: re.Match[str]) -> str | None:
         if sign == "—":
             return None
         if sign in "-–" and tight and (right[0].isdigit() or _MONEY.match(right)):
-            return "" if re.search("[0-9A-Za-z栋幢座楼]$", left) else "负"
+            return "" if re.search("[0-9A-Za-z栋幢座楼层]$|单元$|号院$", left) else "负"
     return "" if sign == "~" else None
 
 
@@ -138,7 +138,7 @@ _LETTER = r"[A-Za-z\u4e00-\u9fff]"
 
 def _say_per_unit(match: re.Match[str]) -> str | None:
     """ "元/㎡": a unit after a slash, if an amount precedes it."""
-    amount = re.search(r"[0-9][^，,;；。\s/]{0,6}$", before(match, 8))
+    amount = re.search(r"[0-9][^，,;；。\s/]{0,6}$|元$", before(match, 8))
     return f"每{UNITS[match['unit']][2]}" if amount and match["unit"] != "%" else None
 
 
@@ -146,7 +146,7 @@ def _say_slash(match: re.Match[str]) -> str:
     """After an amount or a unit 每, between two words 或."""
     left, right = before(match, 6), after(match, 2)
     measure = "元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％"
-    amount = re.search(rf"(?:[0-9]|[0-9].{{0,3}}[{measure}]|[元块角米克升%])\s?$", left)
+    amount = re.search(rf"(?:[0-9]|[0-9].{{0,3}}[{measure}]|[元块角米克升%㎡㎥])\s?$", left)
     per = r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期hms]"
     if amount and re.match(per, right):
         return "每"
@@ -181,5 +181,6 @@ SIGN_RULES: tuple[Rule, ...] = (
     (re.compile(rf"/\s?(?P<unit>{UNIT})"), _say_per_unit),
     (re.compile("/"), _say_slash),
     (re.compile("[<>]=?"), _say_compare),
+    (re.compile("[㎡㎥㎏㎞㎝㎜㎎㎖]|m[²³]"), lambda match: UNITS[match.group()][2]),
     (re.compile(SIGNS), _say_sign),
 )
