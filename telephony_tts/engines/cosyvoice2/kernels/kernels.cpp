@@ -19,6 +19,7 @@
 
 #include "sharing.h"
 #include "vectors.h"
+#include "tiles.h"
 
 namespace {
 
@@ -26,6 +27,11 @@ namespace {
 constexpr int kVectors = 4, kRows = 6;
 #else
 constexpr int kVectors = 2, kRows = 4;
+#endif
+#if WITH_TILES
+constexpr int kMostRows = 2 * kTileRows;
+#else
+constexpr int kMostRows = kRows;
 #endif
 constexpr int kPanel = kLanes * kVectors;  // outputs that a tile computes, of kRows rows at most
 constexpr int kHeadStep = 64;              // values of a head are padded to a multiple of this, in every build
@@ -116,8 +122,13 @@ inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int
         for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
 }
 
+// `tile` of n_rows: kRows at most, or kMostRows of a map
 template <int NV, Reading kReading = kCached, class Each>
 void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+#if WITH_TILES
+    if constexpr (NV == kVectors)
+        if (n_rows > kRows) return products_of_tiles<Ints, NV>(n_rows, {a, lda, 4 * k4, 1, 0}, w, each);
+#endif
     switch (n_rows) {
         case 1: return tile<1, NV, kReading>(a, lda, w, layout, k4, each);
         case 2: return tile<2, NV, kReading>(a, lda, w, layout, k4, each);
@@ -141,6 +152,13 @@ void vectors_of(int n, int n_rows, const int8_t* a, long lda, const uint8_t* w, 
 #endif
         default: return tiles<kVectors>(n_rows, a, lda, w, layout, k4, each);
     }
+}
+
+// Of n rows of a map, each of which is n_each rows of bytes, those to give to `tiles` in one call.
+inline int rows_at_once(int n, int n_each) {
+    if (n * n_each < 2 * kRows) return kRows / n_each;
+    const int most = kMostRows / n_each, n_calls = (n + most - 1) / most;
+    return (n + n_calls - 1) / n_calls;
 }
 
 // Whether weights of few rows are to be fetched ahead. A Zen 5 gains 8 % by it. A Zen 4 loses 20 %: it does so by itself.
@@ -301,29 +319,32 @@ struct Rows {  // quantised activations; with 15 bits each row has two: the byte
 template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const Rows& a, int column, bool add, const To& to) {
     constexpr Layout kPacked{4 * kPanel, 4 * kLanes};
     constexpr float kLowStep = 1 / 254.0f;
-    constexpr int kStep = kWithLow ? kRows / 2 : kRows;  // rows of the map in a tile
+    constexpr int kMost = kWithLow ? kMostRows / 2 : kMostRows;
+    const int step = rows_at_once(a.n, kWithLow ? 2 : 1);
     const int kp = round_up(map.k, 4);
     const uint8_t* panel = map.weights + (long)column * kp;
     const uint8_t* next = panel + (long)kPanel * kp;
-    const long n_prefetched = column + kPanel < map.n ? (long)kPanel * kp / ((a.n + kStep - 1) / kStep) : 0;
+    // Bytes of the next panel, with each row. Many at once would keep other loads waiting.
+    const long n_prefetched = column + kPanel < map.n && a.n >= 4 * kRows ? (long)kPanel * kp / a.n : 0;
     const float *scale = map.scale + column, *bias = map.bias + column;
     const int n = map.n - column;
     const bool is_whole = n >= kPanel;
-    float rest[kRows * kPanel];  // of the low bytes of weights
-    for (int i = 0; i < a.n; i += kStep, next += n_prefetched) {
-        const int r = a.n - i < kStep ? a.n - i : kStep;
+    float rest[kMost * kPanel];  // of the low bytes of weights
+    for (int i = 0; i < a.n; i += step) {
+        const int r = a.n - i < step ? a.n - i : step;
         const int8_t* bytes = a.bytes + (long)i * a.stride;
         const Row* rows = a.rows + i;
-        float* out[kStep];
+        float* out[kMost];
         for (int j = 0; j < r; j++) out[j] = to(i + j) + column;
-        if (a.n >= 4 * kStep)
-            for (long line = 0; line < n_prefetched; line += 64) __builtin_prefetch(next + line, 0, 2);
         if (map.low)
             tiles<kVectors>(r, bytes, a.stride, map.low + (long)column * kp, kPacked, kp / 4, [&](int j, int v, Ints sums) {
                 store(rest + j * kPanel + v * kLanes, to_floats(sums - 128 * rows[j].total) * kLowStep);
             });
         const auto finish = [&](int j, int v, Floats z) {
             const int c = v * kLanes;
+            if (v == 0)
+                for (long line = n_prefetched * (i + j) / 64; line < n_prefetched * (i + j + 1) / 64; line++)
+                    __builtin_prefetch(next + 64 * line, 0, 2);
             if (map.low) z += load<Floats>(rest + j * kPanel + c);
             z = z * (rows[j].scale * load<Floats>(scale + c)) + load<Floats>(bias + c);
             float* to = out[j] + c;
@@ -366,7 +387,7 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
     const int k = map->k, kp = round_up(k, 4), n_rows = m * n_batch, stride = kp * (map->with_low ? 2 : 1);
     const int n_parts = n_rows < kShared ? 1 : kParts;
     if (n_rows < 1) return;
-    const size_t q_bytes = round_up(n_rows * stride, 64);
+    const size_t q_bytes = round_up((n_rows + 1) * stride, 64);  // `tiles` may read a row more
     char* memory = scratch(q_bytes + (size_t)n_rows * (sizeof(Row) + sizeof(int32_t)) + (size_t)n_parts * k * sizeof(float));
     int8_t* bytes = (int8_t*)memory;
     Row* rows = (Row*)(memory + q_bytes);
@@ -391,6 +412,7 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
     const int n_panels = (map->n + kPanel - 1) / kPanel;
     const int n_shares = std::min(n_panels, n_rows < kShared ? kPartsOfFewRows : kParts);
     share(n_shares, [&](int part) {
+        const TilesReleased at_end;
         for (int p = n_panels * part / n_shares; p < n_panels * (part + 1) / n_shares; p++)
             if (map->with_low) panel_outputs_of<true>(*map, a, p * kPanel, add, to);
             else panel_outputs_of<false>(*map, a, p * kPanel, add, to);

@@ -4,10 +4,12 @@ The library is built once for each level of instructions, by the machine's own c
 builds it, and the engine does at its start if it is missing. It is kept beside this file, or in the user's cache
 directory if this file's directory is read-only.
 
+    amx          the same, and tile registers for products of many rows: Intel Xeon since Sapphire Rapids
     avx512vnni   512 bits, VNNI: Intel since Ice Lake, AMD since Zen 4
     avxvnni      256 bits, VNNI: Intel since Alder Lake
     avx2         256 bits, products in 16 bits: as fast as float32 and a quarter of the memory
     generic      no special instructions: slower than float32
+    plain_tiles  those of amx in plain C++, for tests: never chosen, and slower still
 
 All levels give the same integer sums. The environment variable TELEPHONY_TTS_KERNELS names a level to use instead of
 the best one; "off" uses none. Without a library there is no int8, and the engine computes in float32.
@@ -43,26 +45,36 @@ SOURCES = tuple(
         "convolutions.h",
         "generator_layers.h",
         "sharing.h",
+        "tiles.h",
         "vectors.h",
         "vocoder_layers.h",
     )
 )
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+AMX = "amx"
 LEVELS: Mapping[str, tuple[str, ...]] = {
-    "avx512vnni": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    AMX: (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512vnni": _AVX512,
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
     "generic": (),
+    "plain_tiles": ("-DPLAIN_TILES",),
 }
 """Compiler flags of each level, best level first."""
+_AVX512_FLAGS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"})
 CPU_FLAGS: Mapping[str, frozenset[str]] = {
-    "avx512vnni": frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+    AMX: _AVX512_FLAGS | {"amx_tile", "amx_int8", "amx_bf16"},
+    "avx512vnni": _AVX512_FLAGS,
     "avxvnni": frozenset({"avx2", "fma", "avx_vnni"}),
     "avx2": frozenset({"avx2", "fma"}),
     "generic": frozenset(),
+    "plain_tiles": frozenset(),
 }
 """What /proc/cpuinfo must list for each level."""
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""Of Linux on x86-64: a process must ask before its first use of tile registers."""
 BUILD_TIMEOUT_S = 120.0
 INSTALL_COMPILER = "install a C++ compiler (apt install g++, or pip install ziglang)"
 
@@ -224,13 +236,26 @@ _BUILT: set[Path] = set()
 @functools.cache  # it does not keep an exception
 def _loaded() -> Kernels:
     """Raises OSError if there is a library that cannot be loaded, and if none can be written."""
-    level = os.environ.get(LEVEL_VARIABLE) or best_level(cpu_flags())
+    asked = os.environ.get(LEVEL_VARIABLE)
+    level = asked or best_level(cpu_flags())
     if level == OFF:
         return Kernels(None, OFF, f"the environment variable {LEVEL_VARIABLE} is {OFF}")
     if level not in LEVELS:
         return Kernels(None, OFF, f"{LEVEL_VARIABLE} is {level!r}; expected {', '.join(LEVELS)} or {OFF}")
     if not CPU_FLAGS[level] <= cpu_flags():
         return Kernels(None, OFF, f"{LEVEL_VARIABLE} is {level}, which this CPU does not have")
+    loaded = _of_level(level)
+    if level == AMX and loaded.functions is None and not asked:
+        level = best_level(cpu_flags() - {"amx_tile"})
+        log.warning("int8 products use %s instead of %s: %s", level, AMX, loaded.problem)
+        loaded = _of_level(level)
+    return loaded
+
+
+def _of_level(level: str) -> Kernels:
+    """Raises OSError as `_loaded`."""
+    if level == AMX and not has_tiles():
+        return Kernels(None, OFF, "the system refuses this process the tile registers")
     problem = f"nothing could be written to {' or '.join(map(str, _directories()))}"
     for directory in _directories():
         path = directory / _file_name(level)
@@ -286,6 +311,13 @@ def cpu_flags() -> frozenset[str]:
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def has_tiles() -> bool:
+    """Asks the system for the tile registers, for all threads of this process. Whether it may use them."""
+    numbers = (ctypes.c_long(each) for each in (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
+    refused: int = ctypes.pythonapi.syscall(*numbers)
+    return not refused
 
 
 def best_level(flags: frozenset[str]) -> str:

@@ -18,6 +18,7 @@ from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, 
 pytestmark = pytest.mark.slow  # it runs a compiler
 
 XEON = frozenset(["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx_vnni"])
+XEON_WITH_AMX = XEON | {"amx_tile", "amx_int8", "amx_bf16"}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,8 @@ def test_the_library_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("flags", "level"),
     [
+        (XEON_WITH_AMX, "amx"),
+        (XEON_WITH_AMX - {"amx_bf16"}, "avx512vnni"),
         (XEON, "avx512vnni"),
         (XEON - {"avx512_vnni"}, "avxvnni"),
         (XEON - {"avx512_vnni", "avx_vnni"}, "avx2"),
@@ -85,7 +88,10 @@ def test_a_level_can_be_named(home: Path, copying: list[str], monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [(OFF, "TELEPHONY_TTS_KERNELS is off"), ("sse", "'sse'; expected avx512vnni, avxvnni, avx2, generic or off")],
+    [
+        (OFF, "TELEPHONY_TTS_KERNELS is off"),
+        ("sse", "'sse'; expected amx, avx512vnni, avxvnni, avx2, generic, plain_tiles or off"),
+    ],
 )
 def test_no_level_or_a_wrong_one_is_no_library(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
@@ -101,6 +107,37 @@ def test_a_level_that_the_cpu_lacks_is_refused(home: Path, monkeypatch: pytest.M
     monkeypatch.setenv(library.LEVEL_VARIABLE, "avx512vnni")
     monkeypatch.setattr(library, "cpu_flags", lambda: CPU_FLAGS["avx2"])
     assert "avx512vnni, which this CPU does not have" in str(library.problem())
+
+
+def test_a_system_without_tile_registers_refuses_them() -> None:
+    assert library.has_tiles() == ("amx_tile" in library.cpu_flags())
+
+
+def test_refused_tile_registers_give_the_next_level(
+    home: Path, copying: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a system that lists them in /proc/cpuinfo. Whoever named the level is told, and gets no other."""
+    monkeypatch.setattr(library, "compilers", lambda: iter([copying]))
+    monkeypatch.setattr(library, "cpu_flags", lambda: XEON_WITH_AMX)
+    monkeypatch.setattr(library, "_ARCH_REQ_XCOMP_PERM", 0)  # of no such request
+    assert library.level() == "avx512vnni" and library.available()
+    reason = "the system refuses this process the tile registers"
+    assert f"int8 products use avx512vnni instead of amx: {reason}" in caplog.text
+    library._loaded.cache_clear()
+    monkeypatch.setenv(library.LEVEL_VARIABLE, "amx")
+    assert library.problem() == reason and library.level() == OFF
+
+
+def test_a_compiler_that_does_not_know_tile_registers_builds_the_next_level(
+    home: Path, copying: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = f'case "$*" in *-mamx*) echo "unknown -mamx-tile" >&2; exit 1;; esac; {copying[0]} "$@"'
+    old = compiler(home / "old", body)
+    monkeypatch.setattr(library, "compilers", lambda: iter([[old]]))
+    monkeypatch.setattr(library, "cpu_flags", lambda: XEON_WITH_AMX)
+    monkeypatch.setattr(library, "has_tiles", lambda: True)
+    assert library.level() == "avx512vnni" and library.available()
+    assert "int8 products use avx512vnni instead of amx: no compiler could build it" in caplog.text
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

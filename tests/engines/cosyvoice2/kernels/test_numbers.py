@@ -22,6 +22,8 @@ from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 pytestmark = pytest.mark.slow  # it runs a compiler
 
 HERE = [level for level in LEVELS if CPU_FLAGS[level] <= library.cpu_flags()]
+WITHOUT_TILES = {"amx": "avx512vnni", "plain_tiles": "generic"}
+"""The level that differs from each of these by its tile registers alone."""
 BLOCK = 50
 GELU_ERROR = 1 / 254 / 25
 """The map behind GELU rounds each row to steps of 1/127 of its peak, so by up to 1/254 if that is 1. An error 25 times
@@ -96,6 +98,24 @@ def test_products_of_whole_numbers_are_exact(n: int, k: int, in_15_bits: bool) -
     got = Int8Linear(Linear(weight, None), in_15_bits=in_15_bits)(x)
     wanted = x.double() @ weight.double().t()
     assert torch.allclose(got.double(), wanted, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("level", [each for each in HERE if each in WITHOUT_TILES], indirect=True)
+@pytest.mark.parametrize("n_rows", [7, 12, 16, 33, 100])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (65, 62), (64, 64), (130, 200), (256, 1024)])
+@pytest.mark.parametrize(("in_15_bits", "weights_in_15_bits"), [(False, False), (True, False), (True, True)])
+def test_tile_registers_give_the_bits_of_the_level_without(
+    level: str, monkeypatch: pytest.MonkeyPatch, n_rows: int, n: int, k: int, in_15_bits: bool, weights_in_15_bits: bool
+) -> None:
+    """In tiles of few rows and in whole ones, with a rest of the inner dimension and without one."""
+    x, linear = randn(n_rows, k, seed=2), Linear(randn(n, k, seed=1), randn(n, seed=3))
+    found = []
+    for each in (level, WITHOUT_TILES[level]):
+        monkeypatch.setenv(library.LEVEL_VARIABLE, each)
+        library._loaded.cache_clear()
+        assert library.level() == each
+        found.append(Int8Linear(linear, in_15_bits=in_15_bits, weights_in_15_bits=weights_in_15_bits)(x))
+    assert torch.equal(*found)
 
 
 def test_the_largest_sums_do_not_saturate() -> None:
