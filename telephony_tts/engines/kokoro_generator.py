@@ -9,7 +9,6 @@ rounded. The work can be stopped between two convolutions.
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import threading
 from collections.abc import Callable, Sequence
@@ -60,9 +59,8 @@ def _n_outputs() -> int:
     return n
 
 
-@functools.cache
 def _with_amx() -> bool:
-    return "amx_bf16" in kernels.cpu_flags() and bool(kernels.functions().allow_amx())
+    return kernels.level() == kernels.AMX
 
 
 class _Conv:

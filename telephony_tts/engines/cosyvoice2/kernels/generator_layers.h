@@ -1,11 +1,8 @@
 // The convolutions of kokoro's generator in bfloat16, each with the adaptive norm and the snake, or the leaky ReLU, before
 // it and the sum behind it. `engines/kokoro_generator.py` calls them. Part of kernels.cpp.
 
-#if WITH_BFLOAT16 && defined(__linux__)
+#if WITH_BFLOAT16 && defined(__AMX_BF16__)
 #define WITH_AMX 1
-#define IN_AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 extern "C" {
@@ -22,16 +19,6 @@ struct Activation {
     const float *scale, *shift, *alpha, *inverse;  // [d_in]
     float slope, gain;
 };
-
-// Whether this process may use the matrix instructions in bfloat16. Call it if the processor has them.
-int allow_amx() {
-#if WITH_AMX
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-    return 0;
-#endif
-}
 
 // x [n][d], weights [n] -> sums [2][d]: of weight * x, and of weight * x^2
 void channel_sums(const float* x, const float* weights, int n, int d, double* sums) {
@@ -76,15 +63,9 @@ IN_BFLOAT16 void activate(const Activation& of, const float* x, int d, uint16_t*
 
 #if WITH_AMX
 
-struct alignas(64) TileShapes {  // what `ldtilecfg` reads: 8 tiles of 16 rows of 64 bytes
-    uint8_t palette = 1, start = 0, unused[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t n_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 // 32 columns of 32 outputs, the first of which is `output`. `rows` has as many columns beyond the last one as are missing;
 // `n_columns` are stored.
-IN_AMX void convolve_tiles(const Bfloat16Conv& of, const uint16_t* rows, int output, int n_columns, const float* add, float* y) {
+IN_BFLOAT16 void convolve_tiles(const Bfloat16Conv& of, const uint16_t* rows, int output, int n_columns, const float* add, float* y) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -114,16 +95,15 @@ IN_AMX void convolve_tiles(const Bfloat16Conv& of, const uint16_t* rows, int out
         }
 }
 
-IN_AMX void convolve_amx(const Bfloat16Conv& of, const uint16_t* rows, long begin, long end, const float* add, float* y) {
-    const TileShapes shapes;
-    _tile_loadconfig(&shapes);
+IN_BFLOAT16 void convolve_amx(const Bfloat16Conv& of, const uint16_t* rows, long begin, long end, const float* add, float* y) {
+    const TilesReleased at_end;
+    use_shapes(kTileRows, kTileBytes);
     constexpr long kColumns = 32 * 16;  // whose rows stay in the second cache while all outputs are made of them
     for (long first = begin; first < end; first += kColumns)
         for (int output = 0; output < of.d_out; output += 32)
             for (long i = first; i < end && i < first + kColumns; i += 32)
                 convolve_tiles(of, rows + i * of.d_in, output, end - i < 32 ? end - i : 32, add ? add + i * of.d_out : nullptr,
                                y + i * of.d_out);
-    _tile_release();
 }
 
 #endif
@@ -133,8 +113,8 @@ IN_AMX void convolve_amx(const Bfloat16Conv& of, const uint16_t* rows, long begi
 extern "C" {
 
 // x [n][d_in], `left` zeros before it and `right` zeros after it -> y [m][d_out], m = n + left + right - (kernel - 1) dilation.
-// `add` [m][d_out], or null, is added; it may be y. d_in is a multiple of 32, d_out of `bfloat16_outputs`. `with_amx`: after
-// `allow_amx` was true.
+// `add` [m][d_out], or null, is added; it may be y. d_in is a multiple of 32, d_out of `bfloat16_outputs`. `with_amx`: by
+// tile registers, at the level `amx`.
 void generator_conv(const GeneratorConv* of, const Activation* before, const float* x, int n, int left, int right,
                     const float* add, float* y, int with_amx) {
     const int d = of->d_in, m = n + left + right - (of->kernel - 1) * of->dilation;
