@@ -169,18 +169,30 @@ class KokoroReader:
 
 
 class _Speed:
-    """What a unit of a clause takes here and now, in seconds. Beside other work it takes longer than alone."""
+    """What a unit of a clause takes on this machine, in seconds, measured at the load.
 
-    def __init__(self) -> None:
-        self.front_s = 0.0
-        self.decoder_s = 0.0
+    It stays the same in the process, so that a text has the same parts each time. Only if decoding takes much longer
+    now, beside other work, parts are planned by that.
+    """
 
-    def note_front(self, s_per_unit: float) -> None:
-        """Measured just now. A mean over some five clauses."""
-        self.front_s += (s_per_unit - self.front_s) * (0.2 if self.front_s else 1.0)
+    def __init__(self, front_s: float, decoder_s: float) -> None:
+        self.front_s = front_s
+        self.decoder_s = decoder_s
+        self._lately_s = decoder_s
 
-    def note_decoder(self, s_per_unit: float) -> None:
-        self.decoder_s += (s_per_unit - self.decoder_s) * (0.2 if self.decoder_s else 1.0)
+    def note(self, decoder_s: float) -> None:
+        """Measured just now. A mean over some five parts."""
+        self._lately_s += (decoder_s - self._lately_s) * 0.2
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether decoding takes much longer now."""
+        return self._lately_s > _BUSY * self.decoder_s
+
+    @property
+    def planned_s(self) -> float:
+        """What decoding a unit is expected to take."""
+        return self._lately_s if self.is_busy else self.decoder_s
 
     @property
     def n_first_units(self) -> int:
@@ -307,14 +319,17 @@ async def _load_in(pool: WorkerPool) -> _Loaded:
 def _load() -> Iterator[_Loaded]:
     model = KokoroModel()
     styles = {voice.name: read_styles(voice.name) for voice in _VOICES}
-    loaded = _Loaded(model, KokoroReader(), styles, _Speed())
+    reader = KokoroReader()
     for text in ("您好。", "您好，请问有什么可以帮您？"):  # the first time takes longer
-        reading = loaded.reader.read(text)
-        speed = _Speed()
-        clause = _clause(model, reading, loaded.styles[_VOICES[0].name], 1.0, speed, Stop())
-        _decoded(model, clause, clause.first, clause.last, 1.0, speed, Stop())
-    loaded.speed.note_front(speed.front_s)
-    loaded.speed.note_decoder(speed.decoder_s)
+        reading = reader.read(text)
+        begun_ns = monotonic_ns()
+        clause = model.clause(reading.symbols, styles[_VOICES[0].name], 1.0, Stop())
+        middle_ns = monotonic_ns()
+        model.decode(clause, Stop())
+        ended_ns = monotonic_ns()
+    front_s = (middle_ns - begun_ns) / 1e9 / clause.n_units
+    speed = _Speed(front_s, (ended_ns - middle_ns) / 1e9 / (clause.last - clause.first))
+    loaded = _Loaded(model, reader, styles, speed)
     give_back_unused_memory()
     yield loaded
 
@@ -328,27 +343,37 @@ _SLACK = 1.3
 """A part may be so much longer than planned rather than leave a short one behind it."""
 _SAFETY = 0.75
 """Parts are three quarters as long as this machine could make them in time."""
+_BUSY = 3.0
+"""So many times longer than at the load, decoding takes much longer."""
 _FIRST_SHARE = 1.6
 """With so much more weight of silence the first part is nearest to the whole clause's."""
 _N_OVERLAP = 6 * N_SAMPLES_PER_UNIT
 _N_FADE = SAMPLE_RATE_HZ * 15 // 1000
 _N_RAMP = SAMPLE_RATE_HZ // 2
 _MAX_GAIN = 2.0
-_S_PER_UNIT = N_SAMPLES_PER_UNIT / SAMPLE_RATE_HZ
 
 
 class _Playout:
-    """When the sound of an utterance that was made so far has been played."""
+    """How far the sound of an utterance is ahead of the listener: by the speed at the load, or by the clock if the
+    machine is busy. The clock would cut the same text in other places each time."""
 
-    def __init__(self, begins_ns: int) -> None:
+    def __init__(self, begins_ns: int, speed: _Speed) -> None:
+        self._speed = speed
         self._ends_ns = begins_ns
+        self._lead_s = max(0.0, (begins_ns - monotonic_ns()) / 1e9)
 
     @property
     def lead_s(self) -> float:
         """From now until the listener hears silence."""
-        return max(0.0, (self._ends_ns - monotonic_ns()) / 1e9)
+        return max(0.0, (self._ends_ns - monotonic_ns()) / 1e9) if self._speed.is_busy else self._lead_s
+
+    def spend(self, s: float) -> None:
+        """So long the work should take that was just done."""
+        self._lead_s = max(0.0, self._lead_s - s)
 
     def add(self, n_samples: int) -> None:
+        """So many more can be played from now on."""
+        self._lead_s += n_samples / SAMPLE_RATE_HZ
         self._ends_ns = max(self._ends_ns, monotonic_ns()) + n_samples * 1_000_000_000 // SAMPLE_RATE_HZ
 
 
@@ -356,7 +381,7 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
     rate = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
     styles = loaded.styles[utterance.voice or _VOICES[0].name]
     n_before = 0
-    playout = _Playout(utterance.deadline_ns)
+    playout = _Playout(utterance.deadline_ns, loaded.speed)
 
     def speak(text: str, index: int, trail_ms: float) -> Iterator[SpokenPiece]:
         nonlocal n_before
@@ -379,24 +404,6 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
     give_back_unused_memory()  # not after a cancel, which may be closed on the event loop
 
 
-def _clause(
-    model: KokoroModel, reading: KokoroReading, styles: Wave, rate: float, speed: _Speed, stop: Stop
-) -> Clause:
-    begun_ns = monotonic_ns()
-    clause = model.clause(reading.symbols, styles, rate, stop)
-    speed.note_front((monotonic_ns() - begun_ns) / 1e9 / clause.n_units)
-    return clause
-
-
-def _decoded(
-    model: KokoroModel, clause: Clause, first: int, last: int, share: float, speed: _Speed, stop: Stop
-) -> tuple[Wave, int]:
-    begun_ns = monotonic_ns()
-    wave, n_before = model.window(clause, first, last, share, stop)
-    speed.note_decoder((monotonic_ns() - begun_ns) / 1e9 * N_SAMPLES_PER_UNIT / len(wave))
-    return wave, n_before
-
-
 def _spoken(
     loaded: _Loaded, reading: KokoroReading, styles: Wave, rate: float, trail_ms: float, playout: _Playout, stop: Stop
 ) -> Iterator[SpokenPiece]:
@@ -404,7 +411,8 @@ def _spoken(
     if not reading.spans or not reading.symbols:
         return
     model, speed = loaded.model, loaded.speed
-    clause = _clause(model, reading, styles, rate, speed, stop)
+    clause = model.clause(reading.symbols, styles, rate, stop)
+    playout.spend(clause.n_units * speed.front_s)
     timings = loaded.reader.timings(reading, (clause.edges[1:] * N_SAMPLES_PER_UNIT).tolist())
     words = sorted({t.start_sample // N_SAMPLES_PER_UNIT for t in timings})
     first = clause.first
@@ -413,7 +421,11 @@ def _spoken(
         part = _next_part(clause, first, words, speed, playout.lead_s)
         begins, ends = first == clause.first, part.last == clause.last
         share = _FIRST_SHARE if begins and not ends else 1.0
-        wave, n_before = _decoded(model, clause, part.decoded_first, part.last, share, speed, stop)
+        begun_ns = monotonic_ns()
+        wave, n_before = model.window(clause, part.decoded_first, part.last, share, stop)
+        n_decoded = len(wave) // N_SAMPLES_PER_UNIT
+        speed.note((monotonic_ns() - begun_ns) / 1e9 / n_decoded)
+        playout.spend(n_decoded * speed.decoder_s)
         n_before += (first - part.decoded_first) * N_SAMPLES_PER_UNIT
         if not begins:
             wave = _joined(after, wave, n_before)
@@ -446,7 +458,7 @@ def _next_part(clause: Clause, first: int, words: Sequence[int], speed: _Speed, 
     The whole clause is decoded again for its rest if there is time: then all but its first part sounds as the whole.
     Else the part ends with a word, or with the clause.
     """
-    n_ready = _SAFETY * lead_s / speed.decoder_s
+    n_ready = _SAFETY * lead_s / speed.planned_s
     if clause.last - clause.first <= n_ready:
         return _Part(clause.first, clause.last)
     at = max(first, clause.start)

@@ -110,10 +110,8 @@ def test_a_piece_has_at_most_so_many_symbols(reader: KokoroReader) -> None:
 
 def test_a_first_clause_is_bounded_at_a_pause_by_the_speed_of_the_machine(reader: KokoroReader) -> None:
     """With a budget of 0.2 s for the prosody of a first clause, and 9 units of 25 ms for a character."""
-    speed = _Speed()
     for front_s, n_chars in ((0.2 / 9 / 30, 30), (0.2 / 9 / 300, 40), (0.2 / 9 / 3, 16)):
-        speed.front_s = front_s
-        assert speed.n_first_chars == n_chars
+        assert _Speed(front_s, 1.0).n_first_chars == n_chars
     first, rest = "我们这边显示您有一笔账单，", "已经逾期超过三十天了，请您尽快处理。"
     for n_chars, wanted in ((40, [first + rest]), (20, [first, rest]), (10, [first + rest])):  # no pause so early
         assert [(first + rest)[a:b] for a, b in _fitting(reader, first + rest, n_chars)] == wanted
@@ -128,8 +126,7 @@ def clause(n_units: int, start: int = 20, n_after: int = 40) -> Clause:
 
 def test_what_is_spoken_next_is_ready_in_time() -> None:
     """Decoding takes a tenth of the sound's time. There is sound from unit 20 to 260, and a word each 10 units."""
-    speed = _Speed()
-    speed.decoder_s = 0.1 * 0.025
+    speed = _Speed(1.0, 0.1 * 0.025)
     of, words = clause(300), list(range(20, 260, 10))
     first = _next_part(of, of.first, words, speed, lead_s=0.0)
     assert (first.decoded_first, first.last) == (of.first, 90), "64 units and the rest of a word"
@@ -140,9 +137,19 @@ def test_what_is_spoken_next_is_ready_in_time() -> None:
     rest = _next_part(of, 180, words, speed, lead_s=0.4)
     assert (rest.decoded_first, rest.last) == (180, of.last)
     assert _next_part(of, of.first, words, speed, lead_s=5.0).last == of.last, "at once, if there is time"
-    speed.decoder_s = 0.9 * 0.025
-    slow = _next_part(of, of.first, words, speed, lead_s=0.0)
+    slow = _next_part(of, of.first, words, _Speed(1.0, 0.9 * 0.025), lead_s=0.0)
     assert slow.last == 60, "a slow machine speaks 36 units first"
+
+
+def test_the_same_parts_each_time_unless_the_machine_is_very_busy() -> None:
+    speed, of, words = _Speed(1.0, 0.1 * 0.025), clause(300), list(range(20, 260, 10))
+    for _ in range(20):
+        speed.note(0.25 * 0.025)
+    assert _next_part(of, 90, words, speed, lead_s=1.5).decoded_first == of.first, "as at the load"
+    for _ in range(20):
+        speed.note(0.5 * 0.025)
+    busy = _next_part(of, 90, words, speed, lead_s=1.5)
+    assert busy.decoded_first == 90 and busy.last == 170, "1.1 s for 90 units, 12 of them around it"
 
 
 @pytest.mark.parametrize("text", ["请付￥，谢谢", "您好\ue000😀", "ก您好", "ー好"])
@@ -225,12 +232,11 @@ def test_the_rest_of_a_clause_is_that_of_the_whole(engine: KokoroEngine) -> None
     assert engine._loading is not None
     loaded = engine._loading.result()
     reading = loaded.reader.read("第一期账单一共三百五十元请您不用担心我们会按时通知您")
-    styles, speed = loaded.styles["zm_yunxi"], _Speed()
-    speed.front_s = speed.decoder_s = 1e-4
-    speed.note_decoder = lambda s_per_unit: None  # type: ignore[method-assign]
+    styles, speed = loaded.styles["zm_yunxi"], _Speed(1e-4, 1e-4)
+    speed.note = lambda decoder_s: None  # type: ignore[method-assign]
     given = replace(loaded, speed=speed)
-    first, rest = _spoken(given, reading, styles, 1.0, 120.0, _Playout(0), Stop())
-    (whole,) = _spoken(given, reading, styles, 1.0, 120.0, _Playout(time.monotonic_ns() + 10**11), Stop())
+    first, rest = _spoken(given, reading, styles, 1.0, 120.0, _Playout(0, speed), Stop())
+    (whole,) = _spoken(given, reading, styles, 1.0, 120.0, _Playout(time.monotonic_ns() + 10**11, speed), Stop())
     assert 1.4 < len(first.pcm) / SAMPLE_RATE_HZ < 2.0
     n = len(rest.pcm) - SAMPLE_RATE_HZ // 2
     assert n > SAMPLE_RATE_HZ and np.array_equal(rest.pcm[-n:], whole.pcm[-n:])
@@ -241,6 +247,19 @@ def test_the_rest_of_a_clause_is_that_of_the_whole(engine: KokoroEngine) -> None
     n_after = len(first.timings)
     wanted = [t.start_sample - (len(whole.pcm) - len(rest.pcm)) for t in whole.timings[n_after:]]
     assert at == wanted and at[0] == 0, "a part begins with a word"
+
+
+def test_the_lead_is_planned_by_the_speed_at_the_load_and_by_the_clock_on_a_busy_machine() -> None:
+    speed = _Speed(1.0, 0.001)
+    playout = _Playout(0, speed)
+    playout.spend(0.3)
+    playout.add(2 * SAMPLE_RATE_HZ)
+    playout.spend(0.5)
+    time.sleep(0.02)
+    assert playout.lead_s == 1.5
+    for _ in range(20):
+        speed.note(0.01)
+    assert 1.5 < playout.lead_s < 1.99
 
 
 def levels(pcm: Pcm) -> npt.NDArray[np.float64]:
