@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from telephony_tts.engines.api import language_prefix
+from telephony_tts.engines.api import spoken_languages
 
 if TYPE_CHECKING:
     from telephony_tts.app import Served
@@ -62,12 +62,12 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
 
 def _mandarin(served: Served, settings: Config, speech_flags: Sequence[str]) -> list[str]:
     """The languages that the server speaks, and a sentence in Mandarin if it is one of them."""
-    languages = sorted({language_prefix(tag) for voice in served.voices for tag in voice.languages} - {"cmn"})
+    languages = spoken_languages(served.voices)
+    named = ", ".join(languages) if len(languages) <= _MOST_NAMED else f"{len(languages)} languages (see /readyz)"
     spoken = voice_of_calls(served, settings, _MANDARIN)
     if not spoken.speaks("zh") or spoken == voice_of_calls(served, settings):
-        return []
+        return [f"It speaks {named}."] if len(languages) > 1 else []
     say = shlex.join([*program(), "say", _MANDARIN, "nihao.wav", *speech_flags])
-    named = ", ".join(languages) if len(languages) <= _MOST_NAMED else f"{len(languages)} languages"
     return [f"It speaks {named}. In Mandarin, with {spoken.engine}/{spoken.name}:", f"    {say}"]
 
 

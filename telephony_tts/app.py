@@ -28,7 +28,7 @@ from telephony_tts.certificate import expires_s
 from telephony_tts.clock import unix_s
 from telephony_tts.config import DEFAULT_ROUTES, Config, doubtful_settings, lexicon_names
 from telephony_tts.daemon_pool import DaemonPool
-from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
+from telephony_tts.engines.api import Engine, EngineStats, Voice, has_language, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
@@ -40,6 +40,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.kokoro import KokoroEngine
 from telephony_tts.engines.kokoro_model import PARTS
+from telephony_tts.engines.kokoro_styles import default_folder
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.phrase_store import PhraseStore
@@ -116,10 +117,14 @@ def build_catalog(
     """
     wanted = _wanted(config)
     routes = {lang: name for lang, name in routes_of(config).items() if name in wanted}
+    absent = _absent(config, wanted)
     for lang, name in config.engines.routes.items():
         if name not in wanted and not config.engines.is_default_route(lang):
-            how = {absent.name: absent.how_to_get for absent in _absent(wanted)}.get(name, "pip install telephony-tts")
+            how = {each.name: each.how_to_get for each in absent}.get(name, "pip install telephony-tts")
             raise ConfigError(f"engines.routes.{lang}: {name} is not installed: {how}")
+        for each in absent:
+            if name in wanted and name == each.name and has_language(each.languages, lang):
+                raise ConfigError(f"engines.routes.{lang}: {name} has no voice for it yet: {each.how_to_get}")
     makers = _makers(config)
     for name, address in shared.items():
         makers[name] = partial(_shared_engine, config, name, address)
@@ -131,7 +136,7 @@ def build_catalog(
     return Catalog(
         engines,
         routes,
-        absent=_absent(wanted),
+        absent=absent,
         detector=LatinLanguage() if detects else None,
         failover=_failover(config, engines),
     )
@@ -219,11 +224,21 @@ def _needs_mandarin(config: Config) -> bool:
     return "kokoro" in _named_engines(config) or language_prefix(config.speech.lang or "") in ("zh", "cmn")
 
 
-def _absent(wanted: list[str]) -> list[AbsentEngine]:
-    """The engines that this server could have, but does not have."""
+def kokoro_folder(config: Config) -> Path:
+    """The folder of the voices of kokoro that are not included."""
+    folder = config.engines.kokoro.voices
+    return default_folder() if folder is None else Path(folder)
+
+
+def _absent(config: Config, wanted: list[str]) -> list[AbsentEngine]:
+    """The engines that this server could have, but does not have. An engine counts as absent for languages that it
+    cannot speak yet."""
     absent = []
-    if "kokoro" not in wanted:
-        kokoro = KokoroEngine()
+    kokoro = KokoroEngine(voices_folder=kokoro_folder(config))
+    if "kokoro" in wanted:
+        for voice, how in kokoro.absent_languages().items():
+            absent.append(AbsentEngine("kokoro", voice.languages, partial(kokoro.check_letters, voice), how))
+    else:
         how = "set engines.routes to {zh: kokoro}" if installed("kokoro") else how_to_get("kokoro")
         absent.append(AbsentEngine("kokoro", kokoro.voices[0].languages, kokoro.check, how))
     if "espeak" not in wanted:
@@ -243,7 +258,9 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
         **{name: partial(other_engine, name, settings) for name, settings in config.engines.others.items()},
         "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
         "kokoro": lambda: KokoroEngine(
-            n_workers=config.engines.kokoro.workers, at_first_need=not _needs_mandarin(config)
+            n_workers=config.engines.kokoro.workers,
+            at_first_need=not _needs_mandarin(config),
+            voices_folder=kokoro_folder(config),
         ),
         "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
         "fake": lambda: FakeEngine(

@@ -57,7 +57,7 @@ _SOUNDS_EXAMPLES = """examples:
   telephony-tts sounds
   telephony-tts sounds --set sounds.folder=music
 """
-_PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices")
+_PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices", "engines.kokoro.voices")
 """Settings of speech that are paths; --set reads them relative to the current directory."""
 _SERVE_FLAGS = {
     "server.host": "--host",

@@ -1,4 +1,4 @@
-"""The commands `voices` and `models`: manage CosyVoice2 voices and model directories."""
+"""The commands `voices` and `models`: list voices, manage those of CosyVoice2, and its model directories."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from telephony_tts import cli_kokoro
 from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.errors import ConfigError, how_to_get
 
@@ -27,6 +28,7 @@ Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
 VOICES_EXAMPLES = """examples:
   telephony-tts voices                                      every voice of every engine
   telephony-tts voices --json --model /data/CosyVoice2-0.5B
+  telephony-tts voices pull ja                              fetch voices of the engine kokoro
   telephony-tts voices check anna.wav --denoise quieter.wav
   telephony-tts voices add anna --wav anna.wav --text "What she says in it." --model /data/CosyVoice2-0.5B
   telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
@@ -136,6 +138,7 @@ def add_voices(command: Commands) -> None:
     importing.add_argument("file", metavar="FILE", help="the spk2info.pt")
     importing.add_argument("--only", metavar="NAME", nargs="+", default=[], help="only these voices")
     importing.add_argument("--replace", action="store_true", help="replace voices of the same names")
+    cli_kokoro.add_pull(action("pull", "fetch voices of the engine kokoro", cli_kokoro.EXAMPLES, cli_kokoro.pull))
     for sub in (listing, adding, removing, importing):
         config_flags(sub)
         sub.add_argument("--model", metavar="DIR", help="model directory (engines.cosyvoice2.model)")
@@ -248,6 +251,8 @@ def _list(arguments: argparse.Namespace) -> int:
         print(f"{voice.engine + '/' + voice.name:<{width}}  {','.join(voice.languages):<11}  {voice.description}")
         if record := record_of.get((voice.engine, voice.name)):
             print(" " * width + "  " + _recorded(record))
+    if any(voice.engine == "kokoro" for voice in voices):
+        cli_kokoro.print_absent(app.kokoro_folder(settings))
     return 0
 
 

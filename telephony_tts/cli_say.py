@@ -120,9 +120,11 @@ def _show(text: str, catalog: Catalog, settings: SessionSettings) -> int:
     for written, utterance in offline.utterances(text, catalog, settings):
         engine, voice = catalog.choose(utterance)
         reads = engine.inner if isinstance(engine, PhraseKeeper) else engine
+        utterance = replace(utterance, voice=voice.name)
+        language = language_of(utterance.text) or utterance.lang
         shown = {
             "text": written,
-            "language": language_of(utterance.text) or utterance.lang or voice.languages[0],
+            "language": language if language and voice.speaks(language) else voice.languages[0],
             "voice": f"{voice.engine}/{voice.name}",
             "reading": utterance.text,
             **(reads.shown(utterance) if isinstance(reads, ShowsReading) else {"given": utterance.text}),

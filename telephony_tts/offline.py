@@ -88,7 +88,7 @@ def _session(text: str, catalog: Catalog, settings: SessionSettings) -> Session:
     unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
     unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
     return Session(unpaced, 0, detect_language=catalog.detect_language, has_voice=catalog.has_voice,
-                   knows_voice=catalog.knows_voice)
+                   reads_digits=catalog.reads_digits, knows_voice=catalog.knows_voice)
 
 
 async def _synthesise(

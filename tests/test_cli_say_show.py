@@ -38,6 +38,15 @@ def test_pinyin_and_ipa_of_a_lexicon_are_shown(capsys: pytest.CaptureFixture[str
     assert line["given"] == "qing3 huan4 kuan1"
 
 
+def test_pinyin_that_is_no_syllable_leaves_the_usual_reading(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    lexicon = tmp_path / "own.yaml"
+    lexicon.write_text("还款: xo2 kuan1\n", encoding="utf-8")
+    (line,) = shown(capsys, "请還款", "--lexicon", str(lexicon))
+    assert line["given"] == "qing3 huan2 kuan3", "traditional characters are read too"
+    (line,) = shown(capsys, "请还款", "--lexicon", str(lexicon))
+    assert line["given"] == "qing3 huan2 kuan1"
+
+
 def test_neither_a_file_nor_show_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "Hello."]) == 2 and "name a file" in capsys.readouterr().err
     assert main(["say", "--show", "Hello.", "x.wav"]) == 2 and "--show writes no sound" in capsys.readouterr().err

@@ -594,7 +594,7 @@ def test_the_list_equals_the_engines_and_needs_no_weights(
     assert asyncio.run(names()) == [row["name"] for row in rows]
 
 
-@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["check"], ["remove"], ["import"]])
+@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["check"], ["remove"], ["import"], ["pull"]])
 def test_help_has_examples(action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["voices", *action, "--help"])

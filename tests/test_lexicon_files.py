@@ -81,6 +81,7 @@ def test_an_empty_file_is_an_empty_lexicon() -> None:
         ("SQL: {case: any}", "line 1: 'SQL': expected how it is spoken"),
         ("a: b\nSQL: x\n\nSQL: y", "line 4: 'SQL': given before, in line 2"),
         ("sql: x\n{say: 1}: y\nsql: z", "line 3: 'sql': given before, in line 1"),
+        ("重庆: chong2 qing9", "line 1: '重庆': 'qing9' has a tone that there is not; tones are 1 to 5"),
         ("重庆: chong2", "line 1: '重庆': has 2 characters and 1 syllables of pinyin"),
         ("a: b\n/(/: x", "line 2: /(/: missing )"),
         ("a: b\n/a(?=b)/: x", "line 2: /a(?=b)/: invalid perl operator"),

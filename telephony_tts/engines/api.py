@@ -52,6 +52,11 @@ class Voice:
         return has_language(self.languages, lang)
 
 
+def spoken_languages(voices: Iterable[Voice]) -> list[str]:
+    """The prefixes of the languages that voices speak, in alphabetical order. Mandarin is "zh"."""
+    return sorted({language_prefix(tag) for voice in voices for tag in voice.languages} - {"cmn"})
+
+
 class TextFeed:
     """The rest of an utterance's text, which comes while the utterance is spoken.
 
@@ -285,6 +290,15 @@ class ShowsReading(Protocol):
 
     def shown(self, utterance: Utterance) -> Mapping[str, str]:
         """The reading of the utterance, by the names that `say --show` prints. Blocking: it may load dictionaries."""
+
+
+@runtime_checkable
+class ReadsDigits(Protocol):
+    """An engine that reads counters, dates and amounts itself: its text has them in digits, and all else in words."""
+
+    @property
+    def reads_digits(self) -> Sequence[str]:
+        """The prefixes of the languages in which it does."""
 
 
 class Engine(Protocol):

@@ -17,6 +17,7 @@ from telephony_tts.engines.api import (
     EngineStats,
     FindsVoices,
     LangSource,
+    ReadsDigits,
     RecallsAudio,
     Utterance,
     Voice,
@@ -95,6 +96,7 @@ class Catalog:
         if len(self._engines) != len(engines):
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
         self._recalls = {engine.name: engine.recall for engine in engines if isinstance(engine, RecallsAudio)}
+        self._digits = {engine.name: _reads_digits(engine) for engine in engines}
         self._default = engines[0]
         self._inserts = InsertPlayer()
         self._loading = dict.fromkeys(self._engines, "waiting")
@@ -196,6 +198,17 @@ class Catalog:
         except UnknownVoice:
             return False
 
+    def reads_digits(self, voice: str | None, language: str) -> bool:
+        """Whether the engine of a text in this language, with the bot's `voice`, reads most numbers itself."""
+        prefix = language_prefix(language)
+        if not any(prefix in languages for languages in self._digits.values()):
+            return False
+        try:
+            engine = self.resolve(voice, language, "")[0]
+        except UnknownVoice:
+            return False
+        return prefix in self._digits[engine.name]
+
     def knows_voice(self, name: str) -> bool:
         """Whether an engine has a voice of this name, with or without the engine's name before it."""
         try:
@@ -209,14 +222,17 @@ class Catalog:
     ) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 
-        The language is that of the text's script, else `lang`. A voice is named `name` or `engine/name`; if two engines
-        have the name, the first engine's voice is used. A named voice is kept, unless it lacks the language and the
-        language has a route. A `lang` that was detected from Latin letters alone never replaces a named voice.
-        Without a voice the language's route decides, else the first engine with the language, else the default
-        engine. If the language was detected from Latin words, only its route leads away from the default engine.
+        The language is that of the text's script, else `lang`; Han characters alone may also be Japanese. A voice is
+        named `name` or `engine/name`; if two engines have the name, the first engine's voice is used. A named voice is
+        kept, unless it lacks the language and the language has a route. A `lang` that was detected from Latin letters
+        alone never replaces a named voice. Without a voice the language's route decides, else the first engine with the
+        language, else the default engine. If the language was detected from Latin words, only its route leads away from
+        the default engine.
         Raises UnknownVoice. It does not check that the engine can read the text; `choose` does.
         """
         written = language_of(text)
+        if written == "zh" and self._is_japanese(voice, lang):
+            written = "ja"
         language = written or (language_prefix(lang) if lang else None)
         if voice is not None:
             engine, named = self._named(voice)
@@ -317,6 +333,13 @@ class Catalog:
         able = (e for e in self._engines.values() if any(voice.speaks(language) for voice in e.voices))
         return next(able, self._default)
 
+    def _is_japanese(self, voice: str | None, lang: str | None) -> bool:
+        """Whether Han characters alone are Japanese: the bot says so, or names a voice of that language."""
+        if lang is not None and language_prefix(lang) == "ja":
+            return True
+        named = self._named(voice)[1] if voice is not None else None
+        return named is not None and named.speaks("ja") and not named.speaks("zh")
+
     def _named(self, voice: str) -> tuple[Engine, Voice]:
         engine_name, slash, voice_name = voice.partition("/")
         if not slash:
@@ -345,6 +368,12 @@ class Catalog:
         if n_voices > MAX_NAMED:
             return f"there are {n_voices}, which `telephony-tts voices` lists"
         return f"the voices are {', '.join(map(_full_name, self.voices)) or 'none'}"
+
+
+def _reads_digits(engine: Engine) -> Sequence[str]:
+    """The languages in which an engine, or the one whose phrases it keeps, reads most numbers itself."""
+    reads = getattr(engine, "inner", engine)
+    return reads.reads_digits if isinstance(reads, ReadsDigits) else ()
 
 
 def _accepts(check: Callable[[Utterance], None], utterance: Utterance) -> bool:

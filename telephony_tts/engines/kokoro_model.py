@@ -254,17 +254,6 @@ def read_model() -> bytearray:
     return model
 
 
-def read_styles(name: str) -> Wave:
-    """The style vectors of an included voice, [510, 256]. Raises EngineUnavailable."""
-    try:
-        content = resources.files(__package__).joinpath("kokoro_voices", f"{name}.bin").read_bytes()
-    except FileNotFoundError as error:
-        raise EngineUnavailable(f"kokoro's voice {name} has no file {name}.bin") from error
-    if len(content) != MAX_SYMBOLS * N_STYLE * 4:
-        raise EngineUnavailable(f"kokoro's voice {name} is damaged: {name}.bin has {len(content)} bytes")
-    return np.frombuffer(content, np.float32).reshape(MAX_SYMBOLS, N_STYLE)
-
-
 def _front(model: onnx_graph.Model, with_kernels: bool) -> bytes:
     inputs: dict[str, onnx_graph.Shape] = {"tokens": (), "style": (), "speed": ()}
     outputs = [_DURATIONS, _TEXT, _PITCH, _ENERGY, _SOURCE, *(STYLES if with_kernels else ())]

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from telephony_tts.engines.api import LangSource
-from telephony_tts.text.normalizer import detect_lang
+from telephony_tts.text.normalizer import WITH_DIGITS, detect_lang
 
 DetectLanguage = Callable[[str], str | None]
 """Returns the language of a sentence in Latin letters, or None if it is not certain. Takes about 0.1 ms."""
 HasVoice = Callable[[str | None, str], bool]
 """(the voice that the bot named, a language) → whether the voice that speaks the text has the language."""
+ReadsDigits = Callable[[str | None, str], bool]
+"""(the voice that the bot named, a language) → whether the voice that speaks the text reads most numbers itself."""
 
 
 class CallLanguage:
     """The language of one call. A sentence that does not show it has the language of the one before: "482913", and with
     a detector also "OK."."""
 
-    def __init__(self, detect: DetectLanguage | None = None, has_voice: HasVoice | None = None) -> None:
-        """Without `detect` all Latin text counts as English. Without `has_voice` each language counts as spoken."""
+    def __init__(
+        self,
+        detect: DetectLanguage | None = None,
+        has_voice: HasVoice | None = None,
+        reads_digits: ReadsDigits | None = None,
+    ) -> None:
+        """Without `detect` all Latin text counts as English. Without `has_voice` each language counts as spoken.
+        Without `reads_digits` all numbers are read here."""
         self._detect = detect
+        self._reads_digits = reads_digits
         self._has_voice = has_voice
         self._last: str | None = None
         """The last language that `detect` was certain of."""
@@ -46,9 +55,9 @@ class CallLanguage:
         """The language whose rules are used to read numbers and signs, for the bot's `voice`.
 
         A voice that does not have the language gets them in English, as it does without a detector. It would get bare
-        digits otherwise.
+        digits otherwise. The tag ends in WITH_DIGITS for a voice that reads most numbers itself.
         """
         lang, source = language
-        if source != "words" or self._has_voice is None or self._has_voice(voice, lang):
-            return lang
-        return "en"
+        if source == "words" and self._has_voice is not None and not self._has_voice(voice, lang):
+            return "en"
+        return lang + WITH_DIGITS if self._reads_digits is not None and self._reads_digits(voice, lang) else lang

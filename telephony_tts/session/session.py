@@ -28,7 +28,7 @@ from telephony_tts.session.handover import hand_over
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake, Quota
-from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice
+from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice, ReadsDigits
 from telephony_tts.session.marks import MarkState
 from telephony_tts.session.markup import KnowsVoice
 from telephony_tts.session.pause import SpeechPause
@@ -63,13 +63,15 @@ class Session:
         voice_model: FindModel | None = None,
         detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
+        reads_digits: ReadsDigits | None = None,
         find_sound: FindSound | None = None,
         knows_voice: KnowsVoice | None = None,
     ) -> None:
         """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
         `detect_language` detects the language of Latin text; without it all Latin text counts as English.
-        `has_voice` says whether the voice of a text speaks a language. `find_sound` finds what `play` names.
-        `knows_voice` says whether there is a voice of this name; without it there always is."""
+        `has_voice` says whether the voice of a text speaks a language, `reads_digits` whether it reads numbers itself.
+        `find_sound` finds what `play` names. `knows_voice` says whether there is a voice of this name;
+        without it there always is."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -79,7 +81,7 @@ class Session:
         self._media = media
         self._media_clears = False
         self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
-        language = CallLanguage(detect_language, has_voice)
+        language = CallLanguage(detect_language, has_voice, reads_digits)
         self._intake = Intake(settings, self.turns, self._out, now_ns, language, knows_voice)
         self._dtmf = DtmfOut(settings.dtmf, self.turns, self._out, self._sender, self._intake)
         self._sounds = Sounds(find_sound, self.turns, self._intake, self._supply, self._sender, self._out)

@@ -104,11 +104,14 @@ def read_entry(written: str, say: str, case: Case | None = None) -> Entry:
 def _syllables(written: str, say: str) -> tuple[str, ...]:
     """The syllables of pinyin such as "chong2 qing4" or "chóng qìng" for Chinese characters. () if `say` is none.
 
-    Raises BadEntry if it is pinyin and has another number of syllables than there are characters.
+    Raises BadEntry if it is pinyin with a wrong tone, or with another number of syllables than there are characters.
     """
     if not _HAN.fullmatch(written):
         return ()
-    read = [_syllable(syllable) for syllable in say.lower().split(" ")]
+    said = say.lower().split(" ")
+    read = [_syllable(syllable) for syllable in said]
+    if wrong := [each for each in said if re.fullmatch("[a-zü]{1,6}[6-9]", each)]:
+        raise BadEntry(f"{wrong[0]!r} has a tone that there is not; tones are 1 to 5")
     if not all(read) or all(syllable.endswith("5") for syllable in read):
         return ()  # not pinyin, or without any tone: other words to say
     if len(read) != len(written):

@@ -15,12 +15,17 @@ from typing import Literal
 from telephony_tts.text import markdown
 from telephony_tts.text.chinese.rules import CHINESE
 from telephony_tts.text.english.rules import ENGLISH
-from telephony_tts.text.japanese_rules import JAPANESE
+from telephony_tts.text.japanese_rules import JAPANESE, JAPANESE_DIGITS
 from telephony_tts.text.languages.korean import KOREAN
 from telephony_tts.text.reader import Tables, read
 from telephony_tts.text.scanner import Language, readings
 
-_LANGUAGES: dict[str, Language | Tables] = {"en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ko": KOREAN}
+WITH_DIGITS = "-x-digits"
+"""The end of a language tag for a voice that reads counters, dates and amounts of the language itself, in digits."""
+
+_LANGUAGES: dict[str, Language | Tables] = {
+    "en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ja-x-digits": JAPANESE_DIGITS, "ko": KOREAN,
+}  # fmt: skip
 _CODES = {"cmn": "zh", "yue": "zh", "chi": "zh", "zho": "zh", "eng": "en", "jpn": "ja", "kor": "ko"}
 
 _CJK_MARK = re.compile("[，。、；：？！（）《》「」【】￥]")
@@ -88,6 +93,7 @@ def normalize_spans(
     codes: set[str] | None = None,
 ) -> list[SpokenSpan]:
     """The spoken form of each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong tag.
+    With WITH_DIGITS at its end the voice reads most numbers itself, if there are such rules for the language.
 
     The strings in `control` are tokens for the engine and pass unchanged. `before` is spoken already, and may say how
     `text` is read (`said_before`). `codes` are the digits that the call has said as codes: they stay codes, and those
@@ -117,7 +123,8 @@ def _spans(text: str, lang: str | None, before: str, codes: set[str] | None) -> 
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = choose_language(clean, lang)
-    language = _LANGUAGES.get(chosen)
+    with_digits = WITH_DIGITS if (lang or "").endswith(WITH_DIGITS) else ""
+    language = _LANGUAGES.get(chosen + with_digits, _LANGUAGES.get(chosen))
     spans = _Spans(text, origins)
     said = markdown.strip(before).text if before else ""
     at = 0

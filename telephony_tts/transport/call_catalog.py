@@ -138,6 +138,9 @@ class CallCatalog:
     def has_voice(self, voice: str | None, language: str) -> bool:
         return bool(self._now.has_voice(self._renamed(voice), language))
 
+    def reads_digits(self, voice: str | None, language: str) -> bool:
+        return bool(self._now.reads_digits(self._renamed(voice), language))
+
     def knows_voice(self, name: str) -> bool:
         return bool(self._now.knows_voice(self._renamed(name)))
 

@@ -33,6 +33,7 @@ from websockets.typing import Subprotocol
 
 from telephony_tts import event_loop, logs, metrics
 from telephony_tts.clock import NS_PER_MS, monotonic_ns, unix_s
+from telephony_tts.engines.api import spoken_languages
 from telephony_tts.errors import Busy
 from telephony_tts.keys.key import NO_KEY, Key
 from telephony_tts.session.admission import Admission
@@ -813,7 +814,8 @@ class Server:
         # A connection is moved to a front that can take it, except one with TLS.
         elsewhere = self._fronts is not None and self.settings.tls is None and self._fronts.others().is_able
         if self.is_ready or elsewhere:
-            return _respond(HTTPStatus.OK, "ready\n")
+            languages = spoken_languages(voice for engine in self.catalog.engines for voice in engine.voices)
+            return _respond(HTTPStatus.OK, f"ready\nspeaks {', '.join(languages)}\n")
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "starting\n")
 
     async def _answer_metrics(self, connection: CallConnection, request: Request) -> Response:

@@ -121,6 +121,7 @@ def new_call(
         voice_model=VOICE_MODEL.find,
         detect_language=catalog.detect_language,
         has_voice=catalog.has_voice,
+        reads_digits=catalog.reads_digits,
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
     )

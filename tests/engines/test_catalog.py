@@ -91,6 +91,36 @@ def test_resolve_by_the_source_of_the_language(
     assert f"{engine.name}/{named.name}" == expected
 
 
+class Reader(FakeEngine):
+    reads_digits = ("ja",)
+
+
+def japanese() -> Catalog:
+    kana = Reader(name="kana", voice_names=["alpha"], languages=["ja"])
+    kanji = FakeEngine(name="kanji", voice_names=["tone"], languages=["ja"])
+    return Catalog([*engines(), kana, kanji], {"zh": "espeak", "ja": "kana"})
+
+
+@pytest.mark.parametrize(
+    ("voice", "lang", "expected"),
+    [(None, "ja", "kana/alpha"), (None, "ja-JP", "kana/alpha"), ("alpha", None, "kana/alpha"),
+     ("tone", "zh", "kanji/tone"), (None, "zh", "espeak/zh-tone"), (None, None, "espeak/zh-tone"),
+     ("mei", "ja", "kana/alpha")],
+)  # fmt: skip
+def test_han_characters_alone_are_japanese_by_lang_or_by_voice(
+    voice: str | None, lang: str | None, expected: str
+) -> None:
+    assert resolved(japanese(), voice, lang, "了解") == expected
+
+
+def test_an_engine_says_whether_it_reads_digits() -> None:
+    catalog = japanese()
+    assert catalog.reads_digits(None, "ja") and catalog.reads_digits("alpha", "ja-JP")
+    assert not catalog.reads_digits("tone", "ja"), "the voice of another engine"
+    assert not catalog.reads_digits(None, "zh") and not catalog.reads_digits("nobody", "ja")
+    assert not Catalog(engines()).reads_digits(None, "ja")
+
+
 def test_the_default_engines_own_voice_for_a_language_needs_no_route() -> None:
     engine = FakeEngine(name="formant", voice_names=["en"], languages=["en"])
     engine.voices += FakeEngine(name="formant", voice_names=["de"], languages=["de"]).voices

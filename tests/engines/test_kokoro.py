@@ -15,19 +15,11 @@ import numpy.typing as npt
 import pytest
 from conformance import joined, speak
 
-from telephony_tts.engines import kokoro_model
+from telephony_tts.engines import kokoro_model, kokoro_styles
 from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
-from telephony_tts.engines.kokoro import (
-    KokoroEngine,
-    KokoroReader,
-    _fitting,
-    _joined,
-    _next_part,
-    _Playout,
-    _Speed,
-    _spoken,
-)
+from telephony_tts.engines.kokoro import KokoroEngine, _fitting, _joined, _next_part, _Playout, _Speed, _spoken
 from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ, Clause, Stop
+from telephony_tts.engines.kokoro_reading import KokoroReader
 from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 pytestmark = pytest.mark.slow
@@ -102,10 +94,29 @@ def test_a_long_text_is_cut_and_nothing_is_dropped(engine: KokoroEngine, runner:
 
 
 def test_a_piece_has_at_most_so_many_symbols(reader: KokoroReader) -> None:
-    for text in ("窗" * 300, "W" * 300, "窗，" * 200):
+    for text in ("窗" * 300, "W" * 300, "窗，" * 200, "W，" * 150):
         spans = _fitting(reader, text, 20)
         assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])] and spans[-1][1] == len(text)
         assert all(len(reader.read(text[start:end]).symbols) <= MAX_SYMBOLS for start, end in spans)
+        if "，" in text:
+            assert all(text[end - 1] == "，" for _, end in spans), "cut at clauses"
+
+
+def test_long_phonemes_of_the_bot_are_cut_and_all_spoken(
+    reader: KokoroReader, engine: KokoroEngine, runner: asyncio.Runner
+) -> None:
+    text = "您好" + "窗" * 40 + "再见"
+    given = (Pronunciation(2, 42, "ipa", "ʂwˈa" * 300),)
+    spans = _fitting(reader, text, 40, given)
+    assert not any(2 < end < 42 for _, end in spans), "no cut within the phonemes"
+    parts = reader.read(text, given).parts(MAX_SYMBOLS)
+    assert len(parts) == 3 and all(len(part.symbols) <= MAX_SYMBOLS for part in parts)
+    assert [symbol for part in parts for symbol in part.symbols] == reader.read(text, given).symbols
+    short = (Pronunciation(2, 42, "ipa", "ʂwˈa" * 140),)
+    chunks = runner.run(speak(engine, Utterance("u", text, pronunciations=short, speed=2.0)))
+    timings = [timing for chunk in chunks for timing in chunk.timings]
+    assert [text[t.start_char : t.end_char] for t in timings] == ["您", "好", "窗" * 40, "再", "见"]
+    assert len(joined(chunks)) > 140 * 0.05 * SAMPLE_RATE_HZ
 
 
 def test_a_first_clause_is_bounded_at_a_pause_by_the_speed_of_the_machine(reader: KokoroReader) -> None:
@@ -158,9 +169,11 @@ def test_symbols_that_the_model_lacks_are_no_error(reader: KokoroReader, text: s
 
 
 def test_other_letters_and_voices_are_refused() -> None:
-    engine = KokoroEngine()
+    engine = KokoroEngine(voices_folder=Path("/nowhere"))
     with pytest.raises(UnsupportedText, match="not hangul letters"):
         engine.check(Utterance("u", "안녕"))
+    with pytest.raises(UnsupportedText, match="zm_yunxi speaks Mandarin and English, not hiragana letters"):
+        engine.check(Utterance("u", "はい"))
     with pytest.raises(UnknownVoice, match="it has zm_yunxi, zf_xiaoxiao"):
         engine.check(Utterance("u", "您好", voice="heart"))
     engine.check(Utterance("u", "您好 VIP"))
@@ -198,15 +211,50 @@ def test_a_missing_or_damaged_part_is_named(
         asyncio.run(start())
 
 
-def test_a_voice_without_its_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineUnavailable, match=r"voice nobody has no file nobody\.bin"):
-        kokoro_model.read_styles("nobody")
+def test_a_voice_without_its_file_is_named_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match=r"has no file zm_yunyang\.bin: telephony-tts voices pull zm_yunyang$"):
+        kokoro_styles.read_styles("zm_yunyang", tmp_path)
+    engine = KokoroEngine(voices_folder=tmp_path)
+    assert {voice.name for voice in engine.voices} == {"zm_yunxi", "zf_xiaoxiao"}
+    missing = engine.find_voice("zm_yunyang")
+    assert missing is not None and missing.speaks("zh"), "a catalog finds it, so that the refusal says what it needs"
+    with pytest.raises(EngineUnavailable, match=r"zm_yunyang cannot speak here yet: telephony-tts voices pull \w+$"):
+        engine.check(Utterance("u", "您好", voice="zm_yunyang"))
+    with pytest.raises(EngineUnavailable, match=r"jf_alpha cannot speak here yet: .*voices pull jf_alpha$"):
+        engine.check(Utterance("u", "はい", voice="jf_alpha"))
+    absent = {voice.languages[0]: how for voice, how in engine.absent_languages().items()}
+    assert "zh" not in absent and absent["en-US"] == "telephony-tts voices pull af_heart"
+
+
+@pytest.mark.parametrize(("damage", "message"), [("short", "has 522236 bytes"), ("changed", "has another checksum")])
+def test_a_damaged_voice_ends_its_turn_and_no_other_one(
+    damage: str, message: str, tmp_path: Path, engine: KokoroEngine, runner: asyncio.Runner
+) -> None:
     styles = importlib.resources.files("telephony_tts.engines").joinpath("kokoro_voices", "zm_yunxi.bin").read_bytes()
-    (tmp_path / "telephony_tts.engines" / "kokoro_voices").mkdir(parents=True)
-    (tmp_path / "telephony_tts.engines" / "kokoro_voices" / "zm_yunxi.bin").write_bytes(styles[:-4])
-    monkeypatch.setattr(kokoro_model, "resources", Parts(tmp_path))
-    with pytest.raises(EngineUnavailable, match="zm_yunxi is damaged"):
-        kokoro_model.read_styles("zm_yunxi")
+    changed = styles[:-4] if damage == "short" else styles[:-4] + b"abcd"
+    (tmp_path / "zm_yunyang.bin").write_bytes(changed)
+    other = KokoroEngine(voices_folder=tmp_path)
+    assert "zm_yunyang" in [voice.name for voice in other.voices], "its content is read with its first text"
+
+    async def run() -> None:
+        await other.start()
+        try:
+            with pytest.raises(EngineUnavailable, match=rf"zm_yunyang is damaged: .*\.bin {message}: tele"):
+                await speak(other, Utterance("u", "您好", voice="zm_yunyang"))
+            assert len(joined(await speak(other, Utterance("v", "您好"))))
+        finally:
+            await other.close()
+
+    runner.run(run())
+
+
+def test_a_home_that_cannot_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").write_bytes(b"")  # root may read every folder, but nobody a folder in a file
+    assert {voice.name for voice in KokoroEngine().voices} == {"zm_yunxi", "zf_xiaoxiao"}
+    monkeypatch.setenv("XDG_DATA_HOME", "/nowhere")
+    assert {voice.name for voice in KokoroEngine().voices} == {"zm_yunxi", "zf_xiaoxiao"}
 
 
 def test_parts_of_a_clause_are_its_sound(engine: KokoroEngine, runner: asyncio.Runner) -> None:

@@ -117,6 +117,17 @@ def test_the_language_of_an_open_sentence_counts_for_the_next_one() -> None:
     assert [(lang, source) for _, lang, source in utterances(world)] == [("en", "letters"), ("de", "words")]
 
 
+def test_a_voice_that_reads_digits_is_given_them() -> None:
+    """Open JTalk reads "10分" right and "十分" wrong."""
+    settings = SessionSettings(first_clause_chars=0, voice="alpha")
+    for reads, spoken in ((True, "10分、コードヨンゼロナナイチです。"), (False, "十分、コード四ゼロ七一です。")):
+        asked = {("alpha", "ja"): reads}
+        world = World(settings, reads_digits=lambda *voice_and_language, asked=asked: asked[voice_and_language])
+        world.send(m.Say("10分、コード4071です。"))
+        world.run(8000)
+        assert utterances(world) == [(spoken, "ja", "letters")]
+
+
 @pytest.mark.parametrize("text_mode", ["sentence", "interleaved"])
 def test_a_voice_without_the_language_gets_numbers_in_english(text_mode: str) -> None:
     """Pinned: German rules leave digits to the voice, and later English sentences lost their numbers too."""

@@ -19,7 +19,7 @@ from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.errors import SoundError
 from telephony_tts.session.caller.caller import FindModel
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
-from telephony_tts.session.language import DetectLanguage, HasVoice
+from telephony_tts.session.language import DetectLanguage, HasVoice, ReadsDigits
 from telephony_tts.session.markup import KnowsVoice
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -53,6 +53,7 @@ class World:
         voice_model: FindModel | None = None,
         detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
+        reads_digits: ReadsDigits | None = None,
         find_sound: FindSound | None = None,
         knows_voice: KnowsVoice | None = None,
     ) -> None:
@@ -62,7 +63,7 @@ class World:
         self._ptime_ns = settings.ptime_ms * MS
         self.session = Session(
             settings, self.now_ns, media=media, voice_model=voice_model, detect_language=detect_language,
-            has_voice=has_voice, find_sound=find_sound, knows_voice=knows_voice,
+            has_voice=has_voice, reads_digits=reads_digits, find_sound=find_sound, knows_voice=knows_voice,
         )  # fmt: skip
         self.first_audio_ms = first_audio_ms
         self.queued_ns = queued_ms * MS
