@@ -53,14 +53,14 @@ SOURCES = tuple(
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-AMX = "amx"
+AMX, PLAIN_TILES = "amx", "plain_tiles"
 LEVELS: Mapping[str, tuple[str, ...]] = {
     AMX: (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512vnni": _AVX512,
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
     "generic": (),
-    "plain_tiles": ("-DPLAIN_TILES",),
+    PLAIN_TILES: ("-DPLAIN_TILES",),
 }
 """Compiler flags of each level, best level first."""
 _AVX512_FLAGS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"})
@@ -70,7 +70,7 @@ CPU_FLAGS: Mapping[str, frozenset[str]] = {
     "avxvnni": frozenset({"avx2", "fma", "avx_vnni"}),
     "avx2": frozenset({"avx2", "fma"}),
     "generic": frozenset(),
-    "plain_tiles": frozenset(),
+    PLAIN_TILES: frozenset(),
 }
 """What /proc/cpuinfo must list for each level."""
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18

@@ -6,6 +6,9 @@
 #define WITH_BFLOAT16 1
 #define IN_BFLOAT16 __attribute__((target("avx512bf16")))
 constexpr bool kHasBfloat16 = true;
+#elif WITH_TILES
+#define IN_BFLOAT16
+constexpr bool kHasBfloat16 = true;
 #else
 constexpr bool kHasBfloat16 = false;
 #endif
@@ -23,7 +26,7 @@ int bfloat16_outputs() { return kHasBfloat16 ? kPanel : 0; }
 
 }  // extern "C"
 
-#if WITH_BFLOAT16
+#if WITH_BFLOAT16 || WITH_TILES
 
 namespace {
 
@@ -44,14 +47,25 @@ inline Floats squared_sine(Floats turns) {
     return p * s;
 }
 
+IN_BFLOAT16 inline void store_bfloat16(uint16_t* to, Floats x) {
+#if WITH_BFLOAT16
+    store(to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+    // To the nearest one, halves to even. A NaN stays.
+    const Ints bits = (Ints)x, rounded_bits = bits + 0x7fff + (bits >> 16 & 1);
+    store(to, __builtin_convertvector((x == x ? rounded_bits : bits) >> 16, Shorts));
+#endif
+}
+
 // x [d] -> bfloat16 [d]
 IN_BFLOAT16 void snake(const SnakeConv& of, const float* x, uint16_t* to) {
     for (int c = 0; c < of.d; c += kLanes) {
         const Floats value = load<Floats>(x + c), turns = value * load<Floats>(of.alpha + c) * 0.31830988618379067f;
-        const Floats result = value + squared_sine(turns) * load<Floats>(of.inverse + c);
-        store(to + c, (__m256i)_mm512_cvtneps_pbh((__m512)result));
+        store_bfloat16(to + c, value + squared_sine(turns) * load<Floats>(of.inverse + c));
     }
 }
+
+#if WITH_BFLOAT16
 
 // R columns of outputs of a panel. `rows`: the first tap of the first column; `add`: null, or what is added to y
 template <int R>
@@ -93,6 +107,8 @@ void convolve(int n_columns, const Bfloat16Conv& of, const uint16_t* rows, int p
     }
 }
 
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -103,8 +119,7 @@ extern "C" {
 void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right, const float* add, float* y) {
     const int d = of->d, m = n + left + right - (of->kernel - 1) * of->dilation;
     if (m < 1) return;
-    const Bfloat16Conv conv{of->weights, of->bias, d, d, of->kernel, of->dilation};
-    uint16_t* rows = (uint16_t*)scratch((size_t)(n + left + right) * d * sizeof(uint16_t));
+    uint16_t* rows = (uint16_t*)scratch((size_t)(n + left + right + 1) * d * sizeof(uint16_t));  // tiles may read one more
     memset(rows, 0, (size_t)left * d * sizeof(uint16_t));
     memset(rows + (long)(left + n) * d, 0, (size_t)right * d * sizeof(uint16_t));
     share(kParts, [&](int part) {
@@ -112,9 +127,24 @@ void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right,
     });
     share(kParts, [&](int part) {
         const long begin = (long)m * part / kParts, end = (long)m * (part + 1) / kParts;
+#if WITH_TILES
+        const TilesReleased at_end;
+        for (int panel = 0; panel < d / kPanel; panel++)
+            for (long i = begin; i < end; i += kMostRows) {
+                const Taps taps{rows + i * d, 2L * d, 2 * d, of->kernel, 2L * of->dilation * d};
+                const void* weights = of->weights + (long)panel * of->kernel * d * kPanel;
+                products_of_tiles<Floats, kVectors>(std::min<long>(end - i, kMostRows), taps, weights, [&](int j, int v, Floats z) {
+                    const long c = panel * kPanel + v * kLanes, at = (i + j) * d + c;
+                    z += load<Floats>(of->bias + c);
+                    store(y + at, add ? load<Floats>(add + at) + z : z);
+                });
+            }
+#else
+        const Bfloat16Conv conv{of->weights, of->bias, d, d, of->kernel, of->dilation};
         for (int panel = 0; panel < d / kPanel; panel++)
             for (long i = begin; i < end; i += kRows)
                 convolve(end - i < kRows ? end - i : kRows, conv, rows + i * d, panel, add ? add + i * d : nullptr, y + i * d);
+#endif
     });
 }
 

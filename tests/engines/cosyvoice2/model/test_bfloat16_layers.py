@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +14,29 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes
 from telephony_tts.engines.cosyvoice2.kernels import library
+from telephony_tts.engines.cosyvoice2.kernels.library import AMX, CPU_FLAGS, PLAIN_TILES
 from telephony_tts.engines.cosyvoice2.model.vocoder import layers
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv, fits
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import ResBlock, VocoderReader
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler
-    pytest.mark.skipif(not fits(64), reason="this CPU does not multiply in bfloat16, or there is no compiler"),
+    pytest.mark.skipif(not library.available(), reason="there is no compiler"),
 ]
+LEVELS = [
+    *(each for each in (AMX, "avx512vnni") if CPU_FLAGS[each] | {"avx512_bf16"} <= library.cpu_flags()),
+    PLAIN_TILES,
+]
+"""Those that multiply in bfloat16, with and without tile registers."""
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv(library.LEVEL_VARIABLE, request.param)
+    library._loaded.cache_clear()
+    assert fits(64)
+    yield request.param
+    library._loaded.cache_clear()
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -128,6 +144,7 @@ def test_what_does_not_fit_stays_with_pytorch(d: int, dtype: torch.dtype, sums: 
     assert all(step.kernels is None for step in block_of(d, dtype, sums).steps)
 
 
+@pytest.mark.parametrize("level", LEVELS[:-1], indirect=True)
 def test_a_cpu_without_bfloat16_stays_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = library.cpu_flags() - {"avx512_bf16"}
     monkeypatch.setattr(library, "cpu_flags", lambda: flags)

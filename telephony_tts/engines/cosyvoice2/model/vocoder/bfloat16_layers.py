@@ -11,12 +11,12 @@ import ctypes
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.kernels.library import SnakeConv, functions
+from telephony_tts.engines.cosyvoice2.kernels.library import PLAIN_TILES, SnakeConv, functions
 
 
 def fits(n_channels: int) -> bool:
     """Whether the kernels can do this on this machine with so many channels."""
-    if not kernels.available() or "avx512_bf16" not in kernels.cpu_flags():
+    if not kernels.available() or not ({"avx512_bf16"} <= kernels.cpu_flags() or kernels.level() == PLAIN_TILES):
         return False
     n_outputs: int = functions().bfloat16_outputs()
     return n_outputs > 0 and n_channels % n_outputs == 0
