@@ -67,6 +67,8 @@ def settle(settings: Settings, sizes: ModelConfig | None) -> tuple[Settings, Eng
     elif is_auto(*asked):
         timings = timings_of_this_cpu()
         choice = choose(*asked, timings if problem is None else timings.without_int8(), cpu_share(), fits, problem)
+        if problem is None:
+            choice = replace(choice, reasons=(*choice.reasons, f"instructions for int8: {kernels.level()}"))
         log.info("cosyvoice2 chooses for %s, %s", cpu_model(), cpu_share())
     else:
         choice = EngineChoice(settings.precision, settings.n_lanes or 1, settings.n_threads or 1)

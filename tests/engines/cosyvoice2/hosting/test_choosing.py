@@ -56,6 +56,7 @@ def test_nothing_is_auto_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     assert replace(settings, precision=Precision.of(AUTO), n_lanes=None, n_threads=None) == ALL_AUTO
     told = [record.getMessage() for record in caplog.records]
     assert f"cosyvoice2: {choice.reasons[0]}" in told and len(choice.reasons) >= 4
+    assert f"cosyvoice2: instructions for int8: {kernels.level()}" in told
 
 
 def test_int8_is_chosen_for_the_small_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
