@@ -5,12 +5,12 @@
 #if defined(__AVX512VNNI__) && (defined(__clang__) || __GNUC__ >= 10)
 #define WITH_BFLOAT16 1
 #define IN_BFLOAT16 __attribute__((target("avx512bf16")))
-constexpr bool kHasBfloat16 = true;
+constexpr bool kHasBfloat16 = true, kHasConvolve = true;  // kHasConvolve: without tiles
 #elif WITH_TILES
 #define IN_BFLOAT16
-constexpr bool kHasBfloat16 = true;
+constexpr bool kHasBfloat16 = true, kHasConvolve = false;
 #else
-constexpr bool kHasBfloat16 = false;
+constexpr bool kHasBfloat16 = false, kHasConvolve = false;
 #endif
 
 extern "C" {
@@ -109,6 +109,29 @@ void convolve(int n_columns, const Bfloat16Conv& of, const uint16_t* rows, int p
 
 #endif
 
+#if WITH_TILES
+
+// Columns begin to end of outputs; `rows` and `add` as for `convolve`, of column 0
+void convolve_in_tiles(const Bfloat16Conv& of, const uint16_t* rows, long begin, long end, const float* add, float* y) {
+    const TilesReleased at_end;
+    constexpr long kColumns = 16 * kMostRows;  // whose rows stay in the second cache while all outputs are made of them
+    for (long first = begin; first < end; first += kColumns) {
+        const long last = std::min(end, first + kColumns);
+        for (int panel = 0; panel < of.d_out / kPanel; panel++)
+            for (long i = first; i < last; i += kMostRows) {
+                const Taps taps{rows + i * of.d_in, 2L * of.d_in, 2 * of.d_in, of.kernel, 2L * of.dilation * of.d_in};
+                const void* weights = of.weights + (long)panel * of.kernel * of.d_in * kPanel;
+                products_of_tiles<Floats, kVectors>(std::min<long>(last - i, kMostRows), taps, weights, [&](int j, int v, Floats z) {
+                    const long c = panel * kPanel + v * kLanes, at = (i + j) * of.d_out + c;
+                    z += load<Floats>(of.bias + c);
+                    store(y + at, add ? load<Floats>(add + at) + z : z);
+                });
+            }
+    }
+}
+
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -127,20 +150,10 @@ void snake_conv(const SnakeConv* of, const float* x, int n, int left, int right,
     });
     share(kParts, [&](int part) {
         const long begin = (long)m * part / kParts, end = (long)m * (part + 1) / kParts;
-#if WITH_TILES
-        const TilesReleased at_end;
-        for (int panel = 0; panel < d / kPanel; panel++)
-            for (long i = begin; i < end; i += kMostRows) {
-                const Taps taps{rows + i * d, 2L * d, 2 * d, of->kernel, 2L * of->dilation * d};
-                const void* weights = of->weights + (long)panel * of->kernel * d * kPanel;
-                products_of_tiles<Floats, kVectors>(std::min<long>(end - i, kMostRows), taps, weights, [&](int j, int v, Floats z) {
-                    const long c = panel * kPanel + v * kLanes, at = (i + j) * d + c;
-                    z += load<Floats>(of->bias + c);
-                    store(y + at, add ? load<Floats>(add + at) + z : z);
-                });
-            }
-#else
         const Bfloat16Conv conv{of->weights, of->bias, d, d, of->kernel, of->dilation};
+#if WITH_TILES
+        convolve_in_tiles(conv, rows, begin, end, add, y);
+#else
         for (int panel = 0; panel < d / kPanel; panel++)
             for (long i = begin; i < end; i += kRows)
                 convolve(end - i < kRows ? end - i : kRows, conv, rows + i * d, panel, add ? add + i * d : nullptr, y + i * d);
