@@ -45,6 +45,7 @@ _EXAMPLES = """examples:
   python benchmarks/barge_in_by_voice.py --cases first,pink --callers 40 --rules ours
   python benchmarks/barge_in_by_voice.py --cases echo --rules "ours,webrtc aec,speex"
   python benchmarks/barge_in_by_voice.py --cases none --live 20
+  python benchmarks/barge_in_by_voice.py --cases echo --rules ours --voice kokoro --minutes 10
 """
 _PEERS = Path(__file__).resolve().parent.parent / ".peers" / "barge_in"
 _PACKAGES = (
@@ -163,11 +164,11 @@ def _long_noise(name: str, dbm0: float, seconds: float) -> Signal:
     return found
 
 
-def _call(case: Heard, number: int, said: Signal, word: Signal) -> Call:
+def _call(case: Heard, number: int, said: Signal, word: Signal, voice: str) -> Call:
     rng = np.random.default_rng(number)
     begin = round((case.at_s + rng.uniform(0, 0.04)) * RATE_HZ)
     n = (begin + len(said) + RATE_HZ * 6 // 10) // _FRAME * _FRAME
-    ours = np.roll(sound.our_speech(600), -int(rng.integers(600)) * RATE_HZ)
+    ours = np.roll(sound.our_speech(600, voice), -int(rng.integers(600)) * RATE_HZ)
     ours = ours[np.argmax(np.abs(ours) > 0.02) :][:n]
     line = _line(ours, case, number)
     line[begin : begin + len(said)] += sound.at_level(said, case.dbm0)
@@ -177,12 +178,12 @@ def _call(case: Heard, number: int, said: Signal, word: Signal) -> Call:
     return Call(sound.ulaw(line), sound.ulaw(ours), begin / 8, (begin + len(said)) / 8 + 500)
 
 
-def _calls(case: Heard | Quiet, n_callers: int) -> list[Call]:
+def _calls(case: Heard | Quiet, n_callers: int, voice: str) -> list[Call]:
     if isinstance(case, Heard):
         said = sound.short_words(n_callers) if case.is_short else sound.prompts(n_callers)
         words = [wave for wave in sound.prompts(300) if len(wave) > 2 * RATE_HZ]
-        return [_call(case, number, each, words[number % len(words)]) for number, each in enumerate(said)]
-    ours = sound.our_speech(case.seconds)
+        return [_call(case, number, each, words[number % len(words)], voice) for number, each in enumerate(said)]
+    ours = sound.our_speech(case.seconds, voice)
     return [Call(sound.ulaw(_line(ours, case, 1)), sound.ulaw(ours))]
 
 
@@ -269,15 +270,15 @@ def _install() -> None:
 # ------------------------------------------------------------------------------ the figures
 
 
-def run_case(case: Heard | Quiet, n_callers: int, rules: Sequence[str]) -> dict[str, Any]:
-    """The figures of a case by rule."""
+def run_case(case: Heard | Quiet, n_callers: int, rules: Sequence[str], voice: str) -> dict[str, Any]:
+    """The figures of a case by rule, with that voice as ours."""
     model = VoiceModel()
     names = [name for name in _OTHERS if name in rules]
     others = Others("barge_in_rules.py", ",".join(names)) if names else None
     cancellers = Others("echo_cancellers.py") if set(rules) & set(_CANCELLERS) else None
     stops: dict[str, list[list[float]]] = {name: [] for name in rules}
     cpu_us: dict[str, list[float]] = {}
-    calls = _calls(case, n_callers)
+    calls = _calls(case, n_callers, voice)
     for call in calls:
         if others is not None:
             others.begin(len(call.line), call.line)
@@ -340,7 +341,7 @@ def _false(seconds: float, stops: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _named(case: Heard | Quiet, chosen: argparse.Namespace) -> dict[str, Any]:
     os.nice(chosen.nice)
-    rules = run_case(case, chosen.callers, chosen.rules.split(","))
+    rules = run_case(case, chosen.callers, chosen.rules.split(","), chosen.voice)
     print(f"  {case.name}: {json.dumps(rules)}", file=sys.stderr, flush=True)
     return {"case": case.name, "kind": type(case).__name__.lower(), "of": asdict(case), "rules": rules}
 
@@ -357,6 +358,7 @@ def main() -> None:
     flags.add_argument("--minutes", type=float, default=30, help="of echo; of noise two times (default %(default)s)")
     flags.add_argument("--cases", default="", help="parts of the names of cases, separated by commas (default all)")
     flags.add_argument("--rules", default=",".join(("ours", *_OTHERS)), help="rules (default %(default)s)")
+    flags.add_argument("--voice", choices=sound.OUR_VOICES, default="hibari", help="ours (default %(default)s)")
     flags.add_argument("--live", type=int, default=0, help="calls of a running server at a time (default %(default)s)")
     flags.add_argument("--workers", type=int, default=2, help="cases at a time (default %(default)s)")
     flags.add_argument("--nice", type=int, default=0, help="niceness of the workers (default %(default)s)")
@@ -366,7 +368,7 @@ def main() -> None:
     names = chosen.rules.split(",")
     parts = [part for part in chosen.cases.split(",") if part]
     cases = [case for case in _cases(chosen.minutes * 60) if not parts or any(part in case.name for part in parts)]
-    sound.our_speech(1)
+    sound.our_speech(1, chosen.voice)
     if names != ["ours"]:
         _install()
     with Pool(chosen.workers) as pool:

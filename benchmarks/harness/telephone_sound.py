@@ -6,8 +6,9 @@ full scale 1.0. Levels are in dBm0: 0 dBm0 is a sine of -3.17 dBFS, so a mean po
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -16,10 +17,12 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
+from telephony_tts.audio.g711 import Pcm, decode_ulaw, encode_ulaw
 from telephony_tts.audio.resampler import Resampler, to_pcm
 from telephony_tts.audio.wav import read_wav
+from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
+from telephony_tts.engines.kokoro import KokoroEngine
 
 RATE_HZ = 8000
 DBOV_OF_0_DBM0 = -6.18
@@ -113,16 +116,52 @@ _ASKS = (
 )
 
 
+_MANDARIN_WHO = ("您的包裹", "您的新卡", "维修师傅", "五月份的账单")
+_MANDARIN_DOES = (
+    "周二已经发出，预计中午之前送到",
+    "安排在十二号，星期五下午两点到四点",
+    "因为家里没有人，没有送成",
+    "按您的要求改到了别的日子",
+)
+_MANDARIN_ASKS = (
+    "您看哪个时间比较方便？",
+    "我把号码再念一遍，好吗？",
+    "没有问题的话，请不要挂机。",
+    "有变化会短信通知您。",
+)
+
+OUR_VOICES = ("hibari", "kokoro")
+
+
+def _hibari() -> Iterator[Pcm]:
+    model = HibariModel()
+    for who, does, asks in product(_WHO, _DOES, _ASKS):
+        yield model.speak(f"{who} {does}. {asks}").pcm
+
+
+def _kokoro() -> Iterator[Pcm]:
+    async def speak() -> list[Pcm]:
+        engine = KokoroEngine()
+        await engine.start()
+        try:
+            return [
+                np.concatenate([chunk.pcm async for chunk in engine.synthesize(Utterance("u", f"{who}{does}。{asks}"))])
+                for who, does, asks in product(_MANDARIN_WHO, _MANDARIN_DOES, _MANDARIN_ASKS)
+            ]
+        finally:
+            await engine.close()
+
+    yield from asyncio.run(speak())
+
+
 @lru_cache
-def our_speech(seconds: float) -> Signal:
-    """Hibari's voice at -14 dBm0 through mu-law, with the pauses of a bot that speaks on and on. It repeats after about
-    seven minutes."""
-    file = _FOLDER / "hibari.npy"
+def our_speech(seconds: float, voice: str = "hibari") -> Signal:
+    """A voice at -14 dBm0 through mu-law, with the pauses of a bot that speaks on and on. It repeats after about seven
+    minutes. `voice`: "hibari" in English, or "kokoro" in Mandarin."""
+    file = _FOLDER / f"{voice}.npy"
     if not file.exists():
-        model = HibariModel()
         parts: list[Signal] = []
-        for n, (who, does, asks) in enumerate(product(_WHO, _DOES, _ASKS)):
-            spoken = model.speak(f"{who} {does}. {asks}").pcm
+        for n, spoken in enumerate(_hibari() if voice == "hibari" else _kokoro()):
             resampler = Resampler(SAMPLE_RATE_HZ, RATE_HZ)
             wave = np.concatenate([resampler.feed(spoken), resampler.finish()]) / 32768
             parts += [at_level(wave, -20 - DBOV_OF_0_DBM0), np.zeros(RATE_HZ // 5 * (n % 4))]
