@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -60,7 +59,7 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def print_absent(folder: Path) -> None:
-    """Say on standard error which voices cannot speak here yet, and the commands that bring them."""
+    """Print which voices cannot speak here yet, and the commands that bring them."""
     from telephony_tts.engines.kokoro_styles import known_voices, language_of_voice, what_lacks
 
     absent: dict[str, list[str]] = {}
@@ -69,7 +68,7 @@ def print_absent(folder: Path) -> None:
             every = how.replace(f"pull {voice.name}", f"pull {language_of_voice(voice)}")
             absent.setdefault(every, []).append(voice.name)
     for how, names in absent.items():
-        print(f"telephony-tts: not here yet: kokoro's {', '.join(names)}: {how}", file=sys.stderr)
+        print(f"not here yet: kokoro's {', '.join(names)}: {how}")
 
 
 def _is_asked(name: str, asked: list[str]) -> bool:

@@ -290,8 +290,8 @@ class Caller:
         is_loud = self._gate.take(pcm, now_ns)
         self._window_ns = now_ns
         probability = 0.0 if self._model is None else self._probability(self._model, pcm, is_loud)
-        if probability < _SURELY_NOT_VOICE:
-            self._gate.not_voice()
+        if probability < _SURELY_NOT_VOICE and not self.machine.awaits_silence:
+            self._gate.not_voice()  # nor a beep, which would hide its own end
         sound_end_ms = self._spurt.sound_end_ms
         change = self._spurt.feed(probability, is_loud, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
         self._n_heard += WINDOW_SAMPLES

@@ -67,6 +67,17 @@ def test_a_beep_is_told_with_its_place_on_the_peers_clock(codec: str, rate_hz: i
     assert event.beep_ms == pytest.approx(400, abs=24) and event.beep_hz == pytest.approx(1000, abs=4)
 
 
+@pytest.mark.parametrize("amplitude", [0.02, 0.04, 0.2])
+@pytest.mark.parametrize("ms", [300, 900])
+def test_a_beep_is_not_taken_for_the_noise_of_its_line(amplitude: float, ms: int) -> None:
+    """Pinned: a beep is no voice, so a long one counted as noise after a while, and its end was not heard."""
+    hiss = np.random.default_rng(5).standard_normal((2000 + ms + 700) * 8) * amplitude / 2**0.5 / 10**0.5
+    world = line()
+    hear(world, hiss + np.concatenate([rest(2000), 5 * amplitude * tone(ms), rest(700)]))
+    (event,) = told(world)
+    assert event.beep_at_ms == pytest.approx(2000 + ms, abs=40) and event.beep_ms == pytest.approx(ms, abs=40)
+
+
 def test_without_a_clock_the_place_counts_from_the_first_audio() -> None:
     world = line()
     world.run(1000)
