@@ -1,8 +1,8 @@
 """What a recogniser hears in each voice: wrong characters, syllables and words of call-centre sentences.
 
 60 sentences in Mandarin, 30 in English and 30 in Japanese (benchmarks/call_centre) are spoken as turns of a call and
-recognised twice: at the rate of the engine, and as the caller gets them, behind 8 kHz G.711 (mu-law). The sentences and
-what a person would say of them were written by somebody who had not read this server's rules of reading.
+recognised twice: at the rate of the engine, and as the caller gets them, behind 8 kHz G.711 (mu-law). The sentences,
+and how a person would read them aloud, were written without a look at this server's rules of reading.
 
 character errors  Mandarin and Japanese; replaced, missing and surplus characters by those of the reference
 toned syllables   Mandarin; the same, but another character of the same sound is no error: the fairer figure for a voice

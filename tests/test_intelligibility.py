@@ -154,5 +154,5 @@ def test_the_sentences_are_read_as_a_person_reads_them() -> None:
         for char, wanted in re.findall(r"([\u3400-\u9fff])(?:\[(\w+)])?", sentence.spoken.partition("{")[0]):
             if (found := next(read)) != wanted and wanted:
                 wrong.add(f"{char} {wanted} not {found}")
-    # The families of 乐 differ, so this one is left to the lexicon of whoever calls her.
+    # The families of 乐 differ, so this one is left to the bot's lexicon.
     assert wrong == {"乐 yue4 not le4"}

@@ -159,7 +159,7 @@ def _folded_characters(text: str, language: str) -> Tokens:
 
 
 def _cjk_readings(digits: str, language: str, after: str) -> list[Tokens]:
-    """A run of digits in Chinese characters, as a number and digit by digit. Behind a decimal point it is no number."""
+    """A run of digits in Chinese characters, as a number and digit by digit; behind a decimal point only the latter."""
     one_by_one = [_CJK_DIGITS[int(digit)] for digit in digits]
     if len(digits) > 8 or (digits[0] == "0" and len(digits) > 1) or (after.endswith("点") and language == "ja"):
         return [one_by_one]

@@ -1,4 +1,4 @@
-"""Somebody who follows a page about a PBX: what its commands start, at ports of this test instead of the page's."""
+"""Runs the commands of a page about a PBX: what they start, at ports of this test instead of the page's."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_a_peer_that_plays_late_has_a_late_echo() -> None:
 
 
 def test_dropped_speech_has_no_echo() -> None:
-    """What sounds like it is somebody else, such as a caller who hears us and repeats it."""
+    """Sound that is like it comes from the line: the caller may hear us and repeat it."""
     line = line_of(4)
     line.hear(noise(0.5, -65))
     line.gate.played.emptied(line.now_ms * MS)

@@ -116,7 +116,7 @@ def test_a_system_without_tile_registers_refuses_them() -> None:
 def test_refused_tile_registers_give_the_next_level(
     home: Path, copying: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a system that lists them in /proc/cpuinfo. Whoever named the level is told, and gets no other."""
+    """As of a system that lists them in /proc/cpuinfo. A level that was asked for by name is refused, not replaced."""
     monkeypatch.setattr(library, "compilers", lambda: iter([copying]))
     monkeypatch.setattr(library, "cpu_flags", lambda: XEON_WITH_AMX)
     monkeypatch.setattr(library, "_ARCH_REQ_XCOMP_PERM", 0)  # of no such request
