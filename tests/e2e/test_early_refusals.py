@@ -87,8 +87,21 @@ def with_aiohttp(port: int, method: str, path: str, body: bytes, headers: dict[s
 
     async def main() -> tuple[int, bytes]:
         url, data = f"http://127.0.0.1:{port}{path}", io.BytesIO(body)
-        async with aiohttp.ClientSession() as session, session.request(method, url, data=data, headers=headers) as got:
-            return got.status, await got.read()
+        used: list[socket.socket] = []
+
+        def own_socket(about: tuple[Any, ...]) -> socket.socket:
+            used.append(socket.socket(*about[:3]))
+            return used[-1]
+
+        connector = aiohttp.TCPConnector(socket_factory=own_socket)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(method, url, data=data, headers=headers) as got,
+        ):
+            answer = got.status, await got.read()
+        # A closed session does not wait for what it has not sent yet, and a loop that ends meanwhile leaves the socket.
+        await until(lambda: all(each.fileno() < 0 for each in used), "the end of aiohttp's connection", 30)
+        return answer
 
     return asyncio.run(main())
 

@@ -28,6 +28,7 @@ class LateNetwork:
         self._free_s = [0.0, 0.0]
         """When each direction can carry the next piece."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._has_ended = False
 
     def go(self) -> None:
@@ -42,15 +43,17 @@ class LateNetwork:
         if self._has_ended:
             writer.transport.abort()
             return
+        self._writers.add(writer)
         connecting = self._keep(asyncio.create_task(self._connect(reader, writer)))
         await asyncio.wait([connecting])
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except BaseException:
+        except OSError:
             writer.transport.abort()
-            raise
+            return
+        self._writers.add(server_writer)
         for at, (come, go) in enumerate(((reader, server_writer), (server_reader, writer))):
             self._keep(asyncio.create_task(self._carry(come, go, at)))
 
@@ -74,6 +77,7 @@ class LateNetwork:
             with suppress(asyncio.CancelledError):
                 await arriving
             writer.transport.abort()
+            self._writers.discard(writer)
 
     async def _arrive(
         self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, direction: int
@@ -100,6 +104,9 @@ class LateNetwork:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        # A task that is cancelled before its first step closes nothing, and uvloop waits for its connection for ever.
+        for writer in self._writers:
+            writer.transport.abort()
 
 
 @asynccontextmanager
