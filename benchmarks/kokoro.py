@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -185,8 +185,8 @@ def figures(of: list[Spoken], n_calls: int = 1) -> dict[str, float]:
     }
 
 
-def memory(name: str) -> None:
-    """Print what a process of its own takes that loads one way, and speaks the longest text three times."""
+def memory(name: str, texts: Sequence[str]) -> None:
+    """Print what a process of its own takes that loads one way, and speaks these texts."""
 
     def kib(field: str) -> int:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -198,8 +198,8 @@ def memory(name: str) -> None:
         with way(name):
             await engine.start()
         load_s, load_cpu_s, loaded = time.perf_counter() - begun, time.process_time() - cpu, kib("VmRSS")
-        for _ in range(3):
-            await speak(engine, TEXTS[-1])
+        for text in texts:
+            await speak(engine, text)
         used, peak = kib("VmRSS"), kib("VmHWM")
         await engine.close()
         return {
@@ -221,13 +221,13 @@ def main() -> None:
     flags.add_argument("--memory-of", choices=WAYS, help=argparse.SUPPRESS)
     chosen = flags.parse_args()
     if chosen.memory_of:
-        memory(chosen.memory_of)
+        memory(chosen.memory_of, TEXTS[:1] if chosen.quick else [TEXTS[-1]] * 3)
         return
     if chosen.quick:
         chosen.rounds, chosen.texts, chosen.cancels = 1, 2, 2
     results: dict[str, Any] = {"load and memory": []}
     for name in chosen.ways:
-        command = [sys.executable, __file__, "--memory-of", name]
+        command = [sys.executable, __file__, "--memory-of", name, *(["--quick"] if chosen.quick else [])]
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         found = subprocess.run(command, check=True, capture_output=True, text=True, env=paths).stdout
         results["load and memory"].append({"way": name, **json.loads(found)})

@@ -21,6 +21,8 @@ _NAMES = (
     "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work", "intelligibility", "kokoro",
 )  # fmt: skip
 
+_BY_THE_CLOCK = ("first_audio", "barge_in", "pauses", "ops", "fleet_local")
+"""Their calls are cut, or their engine is taken for lost, where other tests take all the CPU time."""
 _REAL = "pauses"
 """The run whose script, servers and callers are processes of their own from their start. The others are forked."""
 _IMPORTS = (
@@ -46,9 +48,10 @@ def forked() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, forked: ForkServer
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forked: ForkServer
 ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
-    """The results of the tiny runs by name. Two runs go at a time, since half of a run is waiting."""
+    """The results by name of the tiny runs that the chosen tests judge. Two runs go at a time, since half of a run is
+    waiting."""
 
     def run(name: str) -> dict[str, Any]:
         out = folder / f"{name}.json"
@@ -62,11 +65,15 @@ def runs(
 
     folder = tmp_path_factory.mktemp("bench")
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, name) for name in _NAMES}
+        chosen = {item.callspec.params.get("result") for item in request.session.items if hasattr(item, "callspec")}
+        yield {name: pool.submit(run, name) for name in _NAMES if name in chosen}
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.fixture(scope="module", params=_NAMES)
+_MARKED = [pytest.param(name, marks=pytest.mark.timed) if name in _BY_THE_CLOCK else name for name in _NAMES]
+
+
+@pytest.fixture(scope="module", params=_MARKED)
 def result(request: pytest.FixtureRequest, runs: dict[str, Future[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
     """The name of a benchmark and the result of its tiny run."""
     return request.param, runs[request.param].result()
