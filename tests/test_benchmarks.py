@@ -19,6 +19,7 @@ _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
     "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
     "processes", "fleet", "fleet_local", "ops", "noise_reduction", "host_work", "intelligibility", "kokoro",
+    "neighbours",
 )  # fmt: skip
 
 _BY_THE_CLOCK = ("first_audio", "barge_in", "pauses", "ops", "fleet_local")
@@ -183,6 +184,10 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         ours, whole, espeak = (row["rates"]["caller"]["syllables"]["percent"] for row in results)
         assert ours < 30 > whole and espeak > 80 and results[1]["joints"]["length_ratio"]["p50"] > 0.9
         assert results[0]["lines"][0]["engine"]["heard"] and results[0]["sound"]["leading_ms"]["p50"] < 50
+    elif name == "neighbours":
+        brackets, ssml = results["brackets"], results["ssml readings"]
+        assert brackets["requests"] == 3 and ssml["answered"] == "2 × 200"
+        assert all(row["late_ms"]["n"] > 20 and row["healthz_ms"]["n"] > 5 for row in results.values())
     elif name == "voice_mail":
         assert results["beeps"]["all"]["n"] == 6 and results["beeps"]["all"]["missed"] == 0
         assert results["without_a_beep"]["speech"]["seconds"] > 5 and all(results["us_per_20_ms"].values())

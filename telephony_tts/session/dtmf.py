@@ -66,6 +66,7 @@ class DtmfOut:
         if turn is None:
             return
         if by_message:
+            turn.read_all()
             turn.marks.ask(None, turn.n_chars, turn.n_inserts, digits)
         turn.insert(digits)
         if is_own:

@@ -18,7 +18,7 @@ from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.session.markup import KnowsVoice, TurnMarkup
 from telephony_tts.session.settings import SessionSettings, TurnVoice
-from telephony_tts.session.turn import Turn
+from telephony_tts.session.turn import MayWork, Turn
 from telephony_tts.text.ssml import begins_with_speak
 from telephony_tts.wire import messages as m
 
@@ -41,10 +41,15 @@ class Intake:
         now_ns: int,
         language: CallLanguage,
         knows_voice: KnowsVoice | None = None,
+        may_work: MayWork | None = None,
     ) -> None:
+        """Without `may_work` a turn's text is cut in a few pieces at once, until the next look."""
         self.settings = settings
         self._language = language
         self._knows_voice = knows_voice
+        self._may_work = may_work
+        self.text_waits = False
+        """There was no time for some of the text. Who gives the time says when there is more."""
         self._limits = settings.limits
         self._turns = turns
         self._out = out
@@ -157,6 +162,7 @@ class Intake:
     def watch(self, now_ns: int) -> int | None:
         """End turns that the bot left open, and cut the text into sentences. Returns when to look again."""
         wake: list[int] = []
+        self.text_waits = False
         turn_idle_s = self._limits.turn_idle_s
         for turn in self._turns:
             if turn_idle_s and not turn.closed:
@@ -166,8 +172,13 @@ class Intake:
                     self.close_turn(turn, now_ns)
                 else:
                     wake.append(at_ns)
-            if turn.cut(now_ns):
-                wake.append(now_ns)
+            if turn.cut(now_ns, self._may_work):
+                if self._may_work is None:
+                    wake.append(now_ns)
+                else:
+                    self.text_waits = True
+            if turn.markup is not None:
+                self._heed(turn, turn.markup)
             if turn.marks.live:
                 # Before the frames are sent: a mark must follow its own frame, not the whole lead.
                 place_marks(turn)

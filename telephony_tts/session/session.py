@@ -39,7 +39,7 @@ from telephony_tts.session.settings import CallLimits, SessionSettings, changed_
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.session.sounds import Sounds
 from telephony_tts.session.supply import Supply
-from telephony_tts.session.turn import Turn
+from telephony_tts.session.turn import MayWork, Turn
 from telephony_tts.session.words import words_spoken
 from telephony_tts.wire import messages as m
 
@@ -66,12 +66,14 @@ class Session:
         reads_digits: ReadsDigits | None = None,
         find_sound: FindSound | None = None,
         knows_voice: KnowsVoice | None = None,
+        may_work: MayWork | None = None,
     ) -> None:
         """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
         `detect_language` detects the language of Latin text; without it all Latin text counts as English.
         `has_voice` says whether the voice of a text speaks a language, `reads_digits` whether it reads numbers itself.
         `find_sound` finds what `play` names. `knows_voice` says whether there is a voice of this name;
-        without it there always is."""
+        without it there always is. `may_work` is asked before each piece of text is cut into sentences. If it says no,
+        `text_waits`, and `read_on` is called when there is time again."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -82,7 +84,7 @@ class Session:
         self._media_clears = False
         self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
         language = CallLanguage(detect_language, has_voice, reads_digits)
-        self._intake = Intake(settings, self.turns, self._out, now_ns, language, knows_voice)
+        self._intake = Intake(settings, self.turns, self._out, now_ns, language, knows_voice, may_work)
         self._dtmf = DtmfOut(settings.dtmf, self.turns, self._out, self._sender, self._intake)
         self._sounds = Sounds(find_sound, self.turns, self._intake, self._supply, self._sender, self._out)
         self._sender.ptime_ns = settings.ptime_ms * _MS
@@ -245,6 +247,7 @@ class Session:
                     self._intake.warn("not_paused", "the speech is not paused")
             case m.Mark(name):
                 if (turn := self._intake.for_mark(message)) is not None:
+                    turn.read_all()
                     turn.marks.ask(name, turn.n_chars, turn.n_inserts)
             case m.Configure():
                 self._intake.configure(message)
@@ -613,6 +616,15 @@ class Session:
         effects = self._out[:]
         self._out.clear()
         return effects
+
+    @property
+    def text_waits(self) -> bool:
+        """`may_work` had no time for some of the text."""
+        return self._intake.text_waits
+
+    def read_on(self) -> None:
+        """There is time for text again, in the `poll` that follows."""
+        self._dirty = True
 
     def deadline_ns(self) -> int | None:
         """Call `poll` again no later than this. None: only when something happens."""

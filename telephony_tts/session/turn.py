@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from telephony_tts.engines.api import Chunk, Insert, LangSource, Pronunciation, TextFeed, Utterance
@@ -33,10 +34,14 @@ from telephony_tts.text.ssml import (
     MarkupStyle,
 )
 
-# Text is fed to the segmenter in pieces of this size until two sentences wait, so the work of a poll is bounded.
+# Text is fed to the segmenter in pieces of this size until two sentences wait, so the work of a poll is bounded. Markup
+# is read in larger pieces, which take about as long.
 _PIECE_CHARS = 256
 _SENTENCES_AHEAD = 2
 _PIECES_AT_ONCE = 4
+_MARKUP_PIECE_CHARS = 1024
+MayWork = Callable[[], bool]
+"""Whether there is time now for a piece of text, which takes up to 3 ms."""
 # The segmenter gives an ordinary last word only at the second timeout in a row.
 _TIMEOUTS = 2
 # How much text of an open sentence is looked at beyond the text that was fed. The segmenter ends any sentence sooner.
@@ -165,6 +170,10 @@ class Turn:
         """Frames to send again, because a pause or a clear of an earlier turn emptied the peer's buffer."""
         self.resumes_at: int | None = None
         """The sample from which speech goes on after a pause. The frame that has it is silent before it."""
+        self._unread = ""
+        """What the bot wrote and `markup` has not read yet."""
+        self._is_read = markup is None
+        """`markup` has read all of a turn that is closed."""
         self._pieces: list[str] = []
         self._text = ""
         self.n_chars = self._n_cut = 0
@@ -188,7 +197,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """All text received so far, without markup. All offsets in the turn refer to it."""
+        """All text that was received and read so far, without markup. All offsets in the turn refer to it."""
         if self._pieces:
             self._text += "".join(self._pieces)
             self._pieces.clear()
@@ -196,12 +205,13 @@ class Turn:
 
     @property
     def source(self) -> str:
-        """All text received so far, as the bot wrote it."""
+        """All text that was received and read so far, as the bot wrote it."""
         return self.text if self.markup is None else self.markup.source
 
     @property
     def n_source_chars(self) -> int:
-        return self.n_chars if self.markup is None else self.markup.n_chars
+        """All characters that the bot wrote, read or not."""
+        return self.n_chars if self.markup is None else self.markup.n_chars + len(self._unread)
 
     def in_source(self, offset: int) -> int:
         """Where the text before `offset` ends in what the bot wrote: behind the closing tags at this place."""
@@ -221,17 +231,34 @@ class Turn:
         self.last_text_ns = now_ns
         self._n_timeouts = 0
         if self.markup is not None:
-            self._follow(self.markup, self.markup.feed(text))
+            was_read = not self._unread
+            self._unread += text
+            if was_read:
+                self._read_piece(self.markup)
             return
         self._pieces.append(text)
         self.n_chars += len(text)
 
     def close(self, now_ns: int) -> None:
         """No more text will come."""
-        if self.markup is not None and not self.closed:
-            self._follow(self.markup, self.markup.close())
         self.closed = True
         self.last_text_ns = now_ns
+        if self.markup is not None and not self._unread:
+            self._read_piece(self.markup)
+
+    def read_all(self) -> None:
+        """Read all markup that was received: something is to be placed behind it."""
+        while self.markup is not None and self._unread:
+            self._read_piece(self.markup)
+
+    def _read_piece(self, markup: TurnMarkup) -> None:
+        """Read the next piece of what the bot wrote, and the end of the markup behind the last one."""
+        piece, self._unread = self._unread[:_MARKUP_PIECE_CHARS], self._unread[_MARKUP_PIECE_CHARS:]
+        if piece:
+            self._follow(markup, markup.feed(piece))
+        if self.closed and not self._unread and not self._is_read:
+            self._is_read = True
+            self._follow(markup, markup.close())
 
     def _follow(self, markup: TurnMarkup, events: list[MarkupEvent]) -> None:
         """Do what the bot's markup says, at the end of the text so far."""
@@ -243,20 +270,21 @@ class Turn:
                 case MarkupReading():
                     markup.add_reading(event, self.text[self.n_chars - event.n_chars :], self.n_chars)
                 case MarkupBreak(ms):
-                    self.insert(Silence(ms))
+                    self._insert(Silence(ms))
                 case MarkupMark(name):
                     markup.marks.append((name, self.n_chars, self.n_inserts))
                 case MarkupStyle():
-                    self.flush()
+                    self._flush()
                     markup.begin_style(event, self.n_chars)
                 case MarkupEmphasis(is_on):
                     markup.begin_emphasis(is_on, self.n_chars, self.settings.control_tokens)
                 case MarkupCut():
-                    self.flush()
-        if markup.is_plain:
+                    self._flush()
+        if markup.is_plain and self.markup is not None:
             self.markup = None
-            self._pieces.append(markup.source)
-            self.n_chars = markup.n_chars
+            self._pieces += (markup.source, self._unread)
+            self.n_chars = markup.n_chars + len(self._unread)
+            self._unread = ""
 
     def hurry(self) -> None:
         """Do not pace the rest of the turn."""
@@ -266,11 +294,19 @@ class Turn:
 
     def flush(self) -> None:
         """Speak the text received so far without waiting for the end of its sentence."""
+        self.read_all()
+        self._flush()
+
+    def _flush(self) -> None:
         if not self._barriers or self._barriers[-1][0] < self.n_chars:
             self._barriers.append((self.n_chars, None))
 
     def insert(self, insert: Insert) -> None:
         """Play `insert` behind all the text so far. The text is cut there, as by `flush`."""
+        self.read_all()
+        self._insert(insert)
+
+    def _insert(self, insert: Insert) -> None:
         self._barriers.append((self.n_chars, insert))
         self.n_inserts += 1
 
@@ -286,7 +322,7 @@ class Turn:
     @property
     def cut_all(self) -> bool:
         """The segmenter has all the text that was received. Some of it may still be pending there."""
-        return self._n_cut == self.n_chars and not self._barriers
+        return self._n_cut == self.n_chars and not self._barriers and not self._unread
 
     @property
     def pending_text(self) -> bool:
@@ -314,9 +350,15 @@ class Turn:
         begun = self.parts[self.n_submitted - 1].sentence.end if self.n_submitted else 0
         return max(0, self.n_source_chars - self.in_source(begun))
 
-    def cut(self, now_ns: int) -> bool:
-        """Cut sentences until two wait for the engine or the text is used up. True if there is work left for later."""
-        end_of_work = self._n_cut + _PIECES_AT_ONCE * _PIECE_CHARS
+    def cut(self, now_ns: int, may_work: MayWork | None = None) -> bool:
+        """Read markup to its end, and cut sentences until two wait for the engine or the text is used up. True if there
+        is work left for later. `may_work` is asked before each piece."""
+        n_pieces = 0
+        while self.markup is not None and self._unread:
+            if n_pieces == _PIECES_AT_ONCE or not (may_work is None or may_work()):
+                return True
+            n_pieces += 1
+            self._read_piece(self.markup)
         while len(self.parts) - self.n_submitted < _SENTENCES_AHEAD:
             if self._barriers and self._barriers[0][0] <= self._n_cut:
                 offset, insert = self._barriers.popleft()
@@ -324,9 +366,10 @@ class Turn:
                 if insert is not None:
                     self._add_insert(insert, offset, now_ns)
                 continue
-            if self._n_cut >= end_of_work:
-                return True
             if self._n_cut < self.n_chars:
+                if n_pieces == _PIECES_AT_ONCE or not (may_work is None or may_work()):
+                    return True
+                n_pieces += 1
                 end = min(self.n_chars, self._n_cut + _PIECE_CHARS)
                 if self._barriers:
                     end = min(end, self._barriers[0][0])

@@ -33,6 +33,7 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.journal import Journal
+from telephony_tts.transport.text_work import text_work
 from telephony_tts.transport.turn_traces import Tracing
 from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
@@ -142,6 +143,10 @@ class Call:
         self._side_tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._text_work = text_work()
+        self._waits_for_text = False
+        self._n_text_slices = 0
+        """The slices that the text had which waits now."""
         self._claim: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._end: tuple[int, str] | None = None
@@ -594,6 +599,12 @@ class Call:
             self._timer = None
         self._drive(monotonic_ns())
 
+    def _read_on(self) -> None:
+        """There is time for the text of this call again."""
+        self._waits_for_text = False
+        self._n_text_slices += 1
+        self._drive(monotonic_ns(), self.session.read_on)
+
     def _pump(self, now_ns: int) -> None:
         """Perform all effects that are due, and set the timer for the next ones."""
         group = self._group
@@ -641,6 +652,11 @@ class Call:
                 now_ns = monotonic_ns()
         if self._send_gathered is not None:
             self._send_gathered()
+        if not self.session.text_waits:
+            self._n_text_slices = 0
+        elif not self._waits_for_text:
+            self._waits_for_text = True
+            self._text_work.wait(self._n_text_slices, self._read_on)
         deadline_ns = self.session.deadline_ns()
         if deadline_ns is None:
             return

@@ -18,6 +18,7 @@ from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.text_work import text_work
 from telephony_tts.transport.voice_model import VOICE_MODEL
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import quote
@@ -124,6 +125,7 @@ def new_call(
         reads_digits=catalog.reads_digits,
         find_sound=find_sound,
         knows_voice=catalog.knows_voice,
+        may_work=text_work().may_work,
     )
     if settings is None:
         return Call(session, catalog, kind)
