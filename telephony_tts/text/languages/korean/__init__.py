@@ -10,7 +10,7 @@ from telephony_tts.text.languages.korean.evidence import EVIDENCE
 from telephony_tts.text.languages.korean.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.korean.numbers import amount, code
 from telephony_tts.text.languages.korean.signs import say_sign
-from telephony_tts.text.languages.korean.units import NATIVE, UNIT, UNIT_CHARACTERS, count, measure
+from telephony_tts.text.languages.korean.units import NATIVE, UNIT, UNIT_CHARACTERS, UNITS, WRITTEN, count, measure
 from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.reader import Shape
 
@@ -64,8 +64,7 @@ def _say_amount(shape: Shape) -> str | None:
     number, unit = shape.written.lstrip("+"), shape.unit
     sign = "플러스 " if shape.written.startswith("+") else ""
     if unit is None:
-        is_code = len(number) > 1 and number[0] == "0" and number.isdigit()
-        return sign + (code(number) if is_code else amount(number))
+        return sign + (code(number) if _is_padded(number, 2) else amount(number))
     if unit["money"]:
         found = MONEY.match(shape.text, shape.start)
         if found is None:
@@ -76,9 +75,14 @@ def _say_amount(shape: Shape) -> str | None:
         shape.end = unit.end()
         return sign + measure(number, unit["written"])
     counter = unit["weak"] or unit["native"] or unit["sino"] or unit["apart"]
-    if unit["weak"] and len(number) > 1 and number[0] == "0":
-        return code(number)
+    if _is_padded(number, 2 if unit["weak"] else 3):
+        return code(number)  # 제0342호, not 09시
     return sign + count(number, counter, shape.left, shape.right)
+
+
+def _is_padded(number: str, n_digits: int) -> bool:
+    """Whether it has so many digits or more, and a zero before them."""
+    return len(number) >= n_digits and number[0] == "0" and number.isdigit()
 
 
 def _say_range(shape: Shape) -> str | None:
@@ -144,6 +148,15 @@ def _say_parts(joint: str) -> reader.Say:
     return lambda shape: joint.join(amount(group) for group in shape.groups)
 
 
+def _say_ratio(shape: Shape) -> str:
+    return "대 ".join(amount(part.strip()) for part in re.split("[:–-]", shape.written))
+
+
+def _say_weekday(shape: Shape) -> str | None:
+    """ "(월)" behind a date."""
+    return f" {shape.written[1]}요일" if shape.left[-1:] == "일" or shape.left[-1:].isdigit() else None
+
+
 def _say_mixed(digits_one_by_one: bool) -> reader.Say:
     def say(shape: Shape) -> str | None:
         written = shape.written
@@ -152,7 +165,12 @@ def _say_mixed(digits_one_by_one: bool) -> reader.Say:
         said = ""
         for part in _PART.findall(written):
             spells = digits_one_by_one or len(part) > 2 or part[0] == "0"
-            said += "언더바" if part == "_" else (code(part) if spells else amount(part)) if part.isdigit() else part
+            if part.isdigit():
+                said += code(part) if spells else amount(part)
+            elif part.isupper() and len(part) <= 4:
+                said += " ".join(part)  # an engine may take EE or KE for a word
+            else:
+                said += "언더바" if part == "_" else part
         return said
 
     return say
@@ -222,7 +240,9 @@ KOREAN = reader.Tables(
         "anniversary": lambda shape: "".join(code(group) for group in shape.groups),
         "version": _say_version,
         "ip": lambda shape: "점".join(code(group) for group in shape.groups),
-        "ratio": _say_parts("대 "),
+        "ratio": _say_ratio,
+        "weekday": _say_weekday,
+        "per": lambda shape: UNITS[shape.written],
         "pair": _say_pair,
         "rating": _say_rating,
         "fraction": _say_fraction,
@@ -248,7 +268,7 @@ KOREAN = reader.Tables(
     signs=say_sign,
     trigger=reader.trigger(
         r"(?<![A-Za-z])(?:[AP]\.?M\.? ?(?=[0-9])|No\. ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))|[ㄱ-ㅎㅏ-ㅣ]{2}|[ㅋㅎㅠㅜ]|"
-        f"[{UNIT_CHARACTERS}]"
+        rf"[{UNIT_CHARACTERS}]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
     ),
     forms=reader.Forms((
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
@@ -257,6 +277,8 @@ KOREAN = reader.Tables(
         ("hour", re.compile(
             r"[AP]\.?M\.? ?[0-9]{1,2}(?::[0-9]{2})?(?![0-9:]|\.[0-9]| ?시)|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"
         )),
+        ("weekday", re.compile(r"\([월화수목금토일]\)")),
+        ("per", re.compile(rf"(?:{WRITTEN})(?=당(?![가-힣]))")),
         ("power", re.compile(r"\^[23](?![0-9])")),
         ("always", re.compile(r"24/7(?![0-9/])")),
         ("year_of_month", re.compile(r"(?:19|20)[0-9]{2}\.(?:0?[1-9]|1[0-2])(?= ?월)")),

@@ -18,11 +18,14 @@ _AMOUNTS = (
 )
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(
-        near=re.compile(rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$", re.IGNORECASE),
+        near=re.compile(
+            rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$|(?:폰|전화)에서\s$", re.IGNORECASE
+        ),
         far=re.compile(_CODES, re.IGNORECASE),
         behind=re.compile(
             r"(?:이|가|은|는)?\s?(?:본인\s?)?(?:인증|비밀|확인|주문|접수|예약|승인)?\s?(?:번호|코드)(?!\s?[0-9])"
             r"|\s?번?(?:으로|로|에|에다가?)\s?(?:전화|걸|거세|거시|연락|문의|신고|문자|연결)|[을를]\s?(?:입력|다이얼)"
+            r"|\s?(?:정부민원|콜센터|고객센터|상담|신고)"
         ),
     ),
     "amount": Evidence(

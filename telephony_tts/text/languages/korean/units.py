@@ -25,7 +25,7 @@ mmol/L 밀리몰 퍼 리터|mg/dL mg/dl 밀리그램 퍼 데시리터|mg/L 밀�
 g/L 그램 퍼 리터|IU 아이유
 ms 밀리초|sec s 초|min 분|hr hrs h 시간|px 픽셀|inch in 인치|m² m2 m^2 ㎡ 제곱미터|km² km2 ㎢ 제곱킬로미터
 cm² cm2 ㎠ 제곱센티미터
-m³ m3 m^3 ㎥ 세제곱미터|cm³ cm3 ㎤ 세제곱센티미터|%p %P %포인트 퍼센트포인트|% 퍼센트|‰ 퍼밀
+m³ m3 m^3 ㎥ 세제곱미터|cm³ cm3 ㎤ 세제곱센티미터|%p %P %포인트 퍼센트포인트|P 포인트|% 퍼센트|‰ 퍼밀
 """
 UNITS: dict[str, str] = {}
 for _entry in _TABLE.replace("\n", "|").split("|"):
@@ -80,9 +80,9 @@ def _any_of(words: dict[str, int] | list[str]) -> str:
 
 
 _SINO_ANY = _any_of(_SINO.split(" "))
-_WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
+WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
 UNIT = re.compile(
-    rf"(?: ?(?:(?P<written>{_WRITTEN})(?![A-Za-z0-9²³])|(?P<money>{CURRENCY})|(?P<weak>번(?!째|길)(?:지|대)?)"
+    rf"(?: ?(?:(?P<written>{WRITTEN})(?![A-Za-z0-9²³])|(?P<money>{CURRENCY})|(?P<weak>번(?!째|길)(?:지|대)?)"
     rf"|(?P<native>{_any_of(NATIVE)})(?={_ENDS}))|(?P<sino>{_SINO_ANY})| (?P<apart>{_SINO_ANY})(?={_ENDS}))"
 )
 """A unit or counter behind a number."""
