@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["stall_retry", "file_scheduling"]
+pytest_plugins = ["stall_retry", "file_scheduling", "crash_reports"]
 
 PASSES = ("beside", "timed", "alone", "quick", "soak")
 """Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of

@@ -377,4 +377,5 @@ def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Pat
     assert set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout)) == {"timed", "alone", "unmarked"}
     ended = set(re.findall(r"crashed while running '?test_it.py::test_(\w+)", done.stdout))
     assert ended == {"hangs", "a_first"}, done.stdout
-    assert re.search(r"^Timeout .*line \d+ in test_hangs$", done.stderr, re.M | re.S), "where it hangs is printed"
+    failures = done.stdout.partition("= FAILURES =")[2].partition("short test summary")[0]
+    assert re.search(r"^Timeout .*line \d+ in test_hangs$", failures, re.M | re.S), "the report says where it hung"
