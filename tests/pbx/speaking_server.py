@@ -296,10 +296,10 @@ class Bots:
 
 
 @contextmanager
-def speaking_process() -> Iterator[tuple[str, Bots, int]]:
-    """The address for Asterisk's media, the bots, and the id of the process."""
+def speaking_process(**settings: Any) -> Iterator[tuple[str, Bots, int]]:
+    """The address for Asterisk's media, the bots, and the id of the process. `settings` are those of the transport."""
     bots = Bots()
-    command = [sys.executable, str(Path(__file__).resolve()), bots.url]
+    command = [sys.executable, str(Path(__file__).resolve()), json.dumps({"bot_url": bots.url, **settings})]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can import
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=paths) as process:
         assert process.stdout is not None and process.stdin is not None
@@ -314,10 +314,10 @@ def speaking_process() -> Iterator[tuple[str, Bots, int]]:
             bots.close()
 
 
-async def _main(bot_url: str) -> None:
+async def _main(settings: dict[str, Any]) -> None:
     over = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, over.set)
-    await _serve(_settings(bot_url=bot_url), lambda server: print(server.port, flush=True), over)
+    await _serve(_settings(**settings), lambda server: print(server.port, flush=True), over)
 
 
 if __name__ == "__main__":
@@ -325,4 +325,4 @@ if __name__ == "__main__":
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_main(sys.argv[1]))
+        runner.run(_main(json.loads(sys.argv[1])))
