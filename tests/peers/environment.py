@@ -7,6 +7,7 @@ with ours. They live in `.peers/bots`, a virtual environment that the first test
 from __future__ import annotations
 
 import base64
+import faulthandler
 import fcntl
 import json
 import os
@@ -46,6 +47,7 @@ def bots_python() -> Path:
     with only_one(PEERS / "bots.lock"):
         if stamp.is_file() and stamp.read_text() == wanted:
             return python
+        faulthandler.cancel_dump_traceback_later()  # the limit of a test is shorter than that of an installation
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
         installed = subprocess.run(

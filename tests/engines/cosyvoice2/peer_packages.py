@@ -6,6 +6,7 @@ installs them in `.peers/NAME`. PyTorch comes from here.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import shutil
@@ -34,6 +35,7 @@ def packages_folder(name: str) -> Path:
         fcntl.flock(held, fcntl.LOCK_EX)
         if stamp.is_file() and stamp.read_text() == wanted:
             return folder
+        faulthandler.cancel_dump_traceback_later()  # the limit of a test is shorter than that of an installation
         shutil.rmtree(folder, ignore_errors=True)
         installed = subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",

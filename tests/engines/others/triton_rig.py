@@ -5,6 +5,7 @@ Triton loads the system's own libpython, so that the environment is made of the 
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import os
@@ -46,6 +47,7 @@ def triton_python() -> Path:
         fcntl.flock(held, fcntl.LOCK_EX)
         if stamp.is_file() and stamp.read_text() == wanted:
             return python
+        faulthandler.cancel_dump_traceback_later()  # the limit of a test is shorter than that of an installation
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
         installed = subprocess.run(

@@ -6,6 +6,7 @@ needs it makes. The tests themselves, and so the front, run without Ray: only th
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import shutil
@@ -42,6 +43,7 @@ def ray_python() -> Path:
         fcntl.flock(held, fcntl.LOCK_EX)
         if stamp.is_file() and stamp.read_text() == wanted:
             return python
+        faulthandler.cancel_dump_traceback_later()  # the limit of a test is shorter than that of an installation
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
         installed = subprocess.run(
