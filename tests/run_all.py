@@ -11,6 +11,7 @@ CPU time, which no user's machine does. The report lists these tests.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ N_TIMED = 3
 """So many timed tests run at a time, on however many cores. They mostly wait."""
 N_WAITING = 2
 """So many more unmarked tests run at a time than there are cores: a `slow` test often waits for a process."""
+PATIENCE = 3
+"""So many times as long may an unmarked test wait (`clean_run.py`): the others get the cores first."""
+AGAIN_WITHIN_S = 180
+"""The limit of a test that runs again, in seconds. Nothing takes its time, and what it needs is installed."""
 MAX_AGAIN = 20
 """With more tests that failed something is broken, and they are not run again."""
 
@@ -103,7 +108,8 @@ def run(n_processes: int, options: Sequence[str]) -> int:
                 statuses.append(beside.wait())
             again = lines_of(failures)
             if combined(statuses) == FAILED and len(again) <= MAX_AGAIN:
-                statuses = [begin("again", 1, f"--only-these={failures}", f"--failures-to={still}").wait()]
+                more = (f"--only-these={failures}", "-o", f"faulthandler_timeout={AGAIN_WITHIN_S}")
+                statuses = [begin("again", 1, *more, f"--failures-to={still}").wait()]
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -134,11 +140,14 @@ def start(name: str, n_processes: int, options: Sequence[str], yielding: Enter |
     command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     # Also for one at a time: a test that ends its process is then reported, and the others run.
     command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+    environment = {**os.environ, "TESTS_PATIENCE": str(PATIENCE)} if name == "beside" else None
     print(f"== {name}" + (", in idle time beside the next passes" if yielding is not None else ""), flush=True)
     if yielding is None:
-        return Pass(name, subprocess.Popen([*command, *options]), time.monotonic())
+        return Pass(name, subprocess.Popen([*command, *options], env=environment), time.monotonic())
     with output.open("wb") as file:
-        process = subprocess.Popen([*command, *options], stdout=file, stderr=subprocess.STDOUT, preexec_fn=yielding)
+        process = subprocess.Popen(
+            [*command, *options], stdout=file, stderr=subprocess.STDOUT, preexec_fn=yielding, env=environment
+        )
     return Pass(name, process, time.monotonic(), output)
 
 

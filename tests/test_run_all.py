@@ -63,13 +63,14 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def environment() -> dict[str, str]:
     # The plugins that are not needed here would be a third of each start.
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
-    return {**os.environ, "PYTHONPATH": str(HERE), **plugins}
+    return {**os.environ, "PYTHONPATH": str(HERE), "TESTS_PATIENCE": "1", **plugins}
 
 
 ONE_PROCESS_EACH = """
 import contextlib, os, sys, run_all
 
 run_all.N_TIMED, run_all.N_WAITING = 1, 0  # there is one file, so more processes would only start and end
+run_all.AGAIN_WITHIN_S = 2
 run_all.way_to_yield = lambda: contextlib.nullcontext({yielding})
 sys.exit(run_all.run({n_processes}, sys.argv[1:]))
 """
@@ -87,7 +88,7 @@ def test_all_passes_run_and_one_failure_fails_the_run(tmp_path: Path, n_processe
 
 @pytest.mark.parametrize("unmarked", [0, 1])
 def test_the_unmarked_tests_run_in_idle_time(tmp_path: Path, unmarked: int) -> None:
-    """They begin first and yield. What they print comes after what the others print, and in one piece."""
+    """They begin first, yield and may wait longer. What they print comes after what the others print, in one piece."""
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(WAITS_FOR_UNMARKED.format(fails=unmarked))
     done = run(tmp_path, "-c", ONE_PROCESS_EACH.format(n_processes=2, yielding="lambda: os.nice(1)"))
@@ -104,6 +105,7 @@ import os, pathlib, time, pytest
 
 @pytest.mark.timed
 def test_timed():
+    assert os.environ["TESTS_PATIENCE"] == "1"
     pathlib.Path("timed").write_text(str(os.nice(0)))
     while not pathlib.Path("unmarked").exists():
         time.sleep(0.01)
@@ -115,6 +117,7 @@ def test_alone():
 def test_unmarked():
     if not pathlib.Path("unmarked").exists():
         pathlib.Path("unmarked").write_text(str(os.nice(0)))
+        assert float(os.environ["TESTS_PATIENCE"]) > 1
     assert not {fails}
 """
 
@@ -365,9 +368,9 @@ def test_unmarked():
 
 
 def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Path) -> None:
-    """The settings are ours, but for how long a test may take."""
+    """The settings are ours, but for how long a test may take. What runs again has a shorter limit."""
     ours = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    assert 0 < ours["faulthandler_timeout"] <= 600
+    assert run_all.AGAIN_WITHIN_S < ours["faulthandler_timeout"] <= 360
     project(tmp_path)
     (tmp_path / "test_it.py").write_text(HANGS)
     with (tmp_path / "pytest.ini").open("a", encoding="utf-8") as file:
@@ -379,3 +382,5 @@ def test_a_test_that_hangs_or_ends_its_process_costs_no_other_test(tmp_path: Pat
     assert ended == {"hangs", "a_first"}, done.stdout
     failures = done.stdout.partition("= FAILURES =")[2].partition("short test summary")[0]
     assert re.search(r"^Timeout .*line \d+ in test_hangs$", failures, re.M | re.S), "the report says where it hung"
+    again = done.stdout.partition("== again")[2]
+    assert "Timeout (0:00:03)!" in failures and "Timeout (0:00:02)!" in again

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from clean_run import PATIENCE
 
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, Pcm, Utterance
 from telephony_tts.errors import EngineError, UnknownVoice
 
-HANG_S = 60.0
+HANG_S = 60.0 * PATIENCE
 
 
 @dataclass(frozen=True)

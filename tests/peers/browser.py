@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import debian_packages
+from clean_run import PATIENCE
 from environment import PEERS
 from websockets.asyncio.client import ClientConnection, connect
 
 _PACKAGES = ("chromium-headless-shell",)
 _SUITE = "trixie"
-_START_S = 30.0
-_STEP_S = 10.0
+_START_S = 30.0 * PATIENCE
+_STEP_S = 10.0 * PATIENCE
 
 _HEAR = """
 // What the page plays, as int16. Whatever is connected to the loudspeaker is also connected to a recorder.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clean_run import until
+from clean_run import PATIENCE, until
 from conformance import Subject, assert_keeps_the_contract, joined, speak
 from ray_rig import RayCluster, ray_cluster, ray_command, ray_python, variables
 
@@ -70,7 +70,7 @@ async def attached(cluster: RayCluster, app: str, n: int = 1, **how: Any) -> Asy
 
 def run(work: Callable[[], Any], within_s: float = 100.0) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             await work()
 
     asyncio.run(bounded())

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from clean_run import PATIENCE
+
 from telephony_tts.engines.remote.client import RemoteEngine
 
 START_S = 60.0
@@ -72,8 +74,11 @@ def ready_address(child: subprocess.Popen[str]) -> str:
 
 @asynccontextmanager
 async def attached(*targets: str, **how: Any) -> AsyncIterator[RemoteEngine]:
-    """A started client of the servers at `targets`."""
-    engine = RemoteEngine("remote", targets, **{"start_timeout_s": 20.0, "wait_ready_s": 10.0, **how})
+    """A started client of the servers at `targets`. It takes a server for lost after 1.5 s as it does by default, and
+    later where other tests take the time of both."""
+    lost_ms = round(1500 * PATIENCE)
+    patient = {"first_audio_timeout_ms": lost_ms, "lost_with_peers_ms": lost_ms}
+    engine = RemoteEngine("remote", targets, **{"start_timeout_s": 20.0, "wait_ready_s": 10.0, **patient, **how})
     await engine.start()
     try:
         yield engine

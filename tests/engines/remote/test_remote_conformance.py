@@ -14,22 +14,22 @@ from telephony_tts.engines.remote.client import RemoteEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
+PATIENT = {"lost_with_peers_ms": 20_000, "first_audio_timeout_ms": 20_000}
+"""The fake engine renders ten thousand characters without a pause, which may take seconds on a busy machine."""
+
 
 @pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
 def test_the_fake_engine_keeps_the_contract_in_another_process(listen: str | None) -> None:
     with engine_server(listen=listen) as server:
         subject = Subject(max_s_of_endless_word=601.0)
-        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address]), subject)
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", [server.address], **PATIENT), subject)
 
 
 def test_two_replicas_keep_the_contract() -> None:
     with engine_server() as one, engine_server() as two:
-        # The fake engine renders ten thousand characters without a pause, which may take seconds on a busy machine.
-        targets, patience_ms = [one.address, two.address], 20_000
-        assert_keeps_the_contract(
-            lambda: RemoteEngine("remote", targets, lost_with_peers_ms=patience_ms, first_audio_timeout_ms=patience_ms),
-            Subject(max_s_of_endless_word=601.0),
-        )
+        targets = [one.address, two.address]
+        subject = Subject(max_s_of_endless_word=601.0)
+        assert_keeps_the_contract(lambda: RemoteEngine("remote", targets, **PATIENT), subject)
 
 
 def test_hibari_keeps_the_contract_in_another_process() -> None:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from clean_run import until
+from clean_run import PATIENCE, until
 from conformance import joined, speak
 from engine_servers import ServerProcess, attached, engine_server, started
 from forked_process import ForkServer
@@ -80,7 +80,7 @@ def server(module_server: ServerProcess) -> ServerProcess:
 
 def run(work: Callable[[], Any], within_s: float = 60.0) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             await work()
 
     asyncio.run(bounded())
