@@ -120,7 +120,7 @@ def build_catalog(
     absent = _absent(config, wanted)
     for lang, name in config.engines.routes.items():
         if name not in wanted and not config.engines.is_default_route(lang):
-            how = {each.name: each.how_to_get for each in absent}.get(name, "pip install telephony-tts")
+            how = {each.name: each.how_to_get for each in absent}.get(name, how_to_get())
             raise ConfigError(f"engines.routes.{lang}: {name} is not installed: {how}")
         for each in absent:
             if name in wanted and name == each.name and has_language(each.languages, lang):

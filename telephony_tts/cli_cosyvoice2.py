@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from telephony_tts import cli_kokoro
 from telephony_tts.cli_settings import config_flags, load
-from telephony_tts.errors import ConfigError, how_to_get
+from telephony_tts.errors import ConfigError, how_to_get, shell_command
 
 if TYPE_CHECKING:
     from telephony_tts.config import Config
@@ -277,7 +277,7 @@ def _add(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     model, transcript = settings.engines.cosyvoice2.model, ""
     if model is None:
-        raise ConfigError("which model? give --model DIR; telephony-tts models pull fetches one")
+        raise ConfigError(f"which model? give --model DIR; {shell_command('telephony-tts models pull')} fetches one")
     if arguments.text is not None:
         transcript = app.spoken(arguments.text)
         if not transcript:
@@ -459,6 +459,7 @@ def _pull(arguments: argparse.Namespace) -> int:
     counts = f"{pulled.n_fetched} files fetched, {pulled.n_kept} were already there"
     print(f"{directory}: {repo} at {pulled.revision}, {counts}")
     if importlib.util.find_spec("torch") is None:
-        print(f"not checked further: {how_to_get('cosyvoice')}, then telephony-tts models check {directory}")
+        check = shell_command(f"telephony-tts models check {directory}")
+        print(f"not checked further: {how_to_get('cosyvoice')}, then {check}")
         return 0
     return _check(arguments)

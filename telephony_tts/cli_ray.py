@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.ray import reach
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.errors import ConfigError, EngineUnavailable, shell_command
 
 if TYPE_CHECKING:
     from telephony_tts.config import Config, RaySettings
@@ -84,7 +84,7 @@ def _wait_until_running(chosen: RaySettings, within_s: float) -> None:
         if waited_s >= within_s:
             raise EngineUnavailable(
                 f"not all replicas run after {within_s:g} s{missing}. They are started as soon as they can be; see "
-                "telephony-tts ray status, or stop them: telephony-tts ray down"
+                f"{shell_command('telephony-tts ray status')}, or stop them: {shell_command('telephony-tts ray down')}"
             )
         if waited_s >= tell_s:
             tell_s += TELL_S
@@ -161,7 +161,7 @@ def _print_status(chosen: RaySettings) -> int:
 
     found = serve.status().applications.get(chosen.app)
     if found is None:
-        print(f"{chosen.app}: not running; start it: telephony-tts ray up")
+        print(f"{chosen.app}: not running; start it: {shell_command('telephony-tts ray up')}")
         return 1
     print(f"{chosen.app}: {found.status.value.lower()} {found.message}".rstrip())
     for name, deployment in found.deployments.items():

@@ -22,7 +22,14 @@ from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError, how_to_get
+from telephony_tts.errors import (
+    AudioError,
+    ConfigError,
+    EngineUnavailable,
+    TelephonyTTSError,
+    how_to_get,
+    shell_command,
+)
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.session.settings import SessionSettings
 
@@ -87,7 +94,7 @@ def _packages() -> Iterator[Finding]:
         ("grpcio", "remote", "engines in other processes or on other machines"),
         *((name, "others", "speech servers of other projects") for name in ("httpx2", "protobuf")),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
-        *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
+        *((name, "hub", shell_command("telephony-tts models pull")) for name in ("huggingface_hub", "modelscope-hub")),
     ):
         try:
             yield Finding("ok", package, importlib.metadata.version(package))
@@ -95,7 +102,7 @@ def _packages() -> Iterator[Finding]:
             if extra:
                 yield Finding("optional", package, f"{use}: {how_to_get(extra)}")
             else:
-                yield Finding("missing", package, "pip install telephony-tts", package != "uvloop")
+                yield Finding("missing", package, how_to_get(), package != "uvloop")
 
 
 def _parts(settings: config.Config, *, is_running: bool = False) -> Iterator[Finding]:

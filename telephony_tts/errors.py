@@ -104,10 +104,19 @@ class UnsupportedText(EngineError):
     retryable = False
 
 
-def how_to_get(extra: str) -> str:
-    """The command that installs what is missing, as it works where the user stands: in a checkout, or with the
-    installed package."""
-    checkout = Path(__file__).parents[1]
-    if (checkout / "pyproject.toml").is_file() and (checkout / "Makefile").is_file():
-        return f".venv/bin/pip install -e '.[{extra}]'"
-    return f"pip install 'telephony-tts[{extra}]'"
+def how_to_get(extra: str = "") -> str:
+    """The command that installs an extra, or telephony-tts itself."""
+    if _is_checkout():
+        return shell_command(f"pip install -e '.[{extra}]'" if extra else "pip install -e .")
+    return f"pip install 'telephony-tts[{extra}]'" if extra else "pip install telephony-tts"
+
+
+def shell_command(line: str) -> str:
+    """A command of pip or telephony-tts as it works where the user stands: in a checkout, where both are in its virtual
+    environment, or with the installed package."""
+    return f".venv/bin/{line}" if _is_checkout() else line
+
+
+def _is_checkout() -> bool:
+    folder = Path(__file__).parents[1]
+    return (folder / "pyproject.toml").is_file() and (folder / "Makefile").is_file()

@@ -68,7 +68,7 @@ def test_a_path_that_is_not_a_directory_is_named_with_the_remedy(
     assert main(["models", "check", str(tmp_path / "none")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{tmp_path}/none: there is no such directory"
-    assert lines[1] == f"telephony-tts models pull {tmp_path}/none fetches what is missing or damaged"
+    assert lines[1] == f".venv/bin/telephony-tts models pull {tmp_path}/none fetches what is missing or damaged"
     (tmp_path / "a file").touch()
     assert main(["models", "check", str(tmp_path / "a file")]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -84,7 +84,7 @@ def test_each_damage_of_a_model_is_a_line_and_the_last_line_is_the_remedy(
     assert capsys.readouterr().out.splitlines() == [
         f"{model}: campplus.onnx is missing",
         f"{model}: llm.pt cannot be read: it is cut off or damaged",
-        f"telephony-tts models pull {model} fetches what is missing or damaged",
+        f".venv/bin/telephony-tts models pull {model} fetches what is missing or damaged",
     ]
     shutil.copy(original / "random.json", model)
     assert main(["models", "check", str(model)]) == 1
@@ -118,9 +118,9 @@ def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
     file.write_text(f"engines: {{cosyvoice2: {{{voices}isolation: thread, model: the model}}}}\n")
     speak = ["say", "Yes.", str(tmp_path / "out.wav"), "--engine", "cosyvoice2", "--config", str(file)]
     assert main(speak) == 1
-    command = told(capsys).partition("Make one from a recording: telephony-tts ")[2]
+    command = told(capsys).partition("Make one from a recording: .venv/bin/telephony-tts ")[2]
     assert main(["doctor", "--config", str(file)]) == 1
-    assert f"telephony-tts {command}" in capsys.readouterr().out
+    assert f".venv/bin/telephony-tts {command}" in capsys.readouterr().out
     named = {"NAME": "anna", "FILE": str(recording), "WHAT IS SAID": SAID}
     assert main([named.get(word, word) for word in shlex.split(command)]) == 0
     assert main([*speak, "--voice", "anna"]) == 0
@@ -134,7 +134,7 @@ def test_the_printed_command_replaces_a_damaged_voice(
     (model / "voices").mkdir()
     (model / "voices" / "anna.safetensors").write_bytes(b"nothing")
     assert main(["voices", "--model", str(model)]) == 0
-    command = told(capsys).partition("make it again with telephony-tts ")[2]
+    command = told(capsys).partition("make it again with .venv/bin/telephony-tts ")[2]
     named = {"FILE": str(recording), "DIR": str(model)}
     assert main([named.get(word, word) for word in shlex.split(command)]) == 0
     capsys.readouterr()

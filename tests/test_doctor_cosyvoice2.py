@@ -42,7 +42,7 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     (model / "spk2info.pt").unlink()
     shutil.rmtree(model / "voices")
     assert main(flags) == 1
-    assert "missing  cosyvoice2 voices      telephony-tts voices add NAME" in capsys.readouterr().out
+    assert "missing  cosyvoice2 voices      .venv/bin/telephony-tts voices add NAME" in capsys.readouterr().out
     (model / "hift.pt").unlink()
     assert main(flags) == 1
     told = capsys.readouterr().out

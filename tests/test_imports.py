@@ -106,7 +106,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
     "telephony_tts.engines.ray.engine": row("errors clock logs"),
     "telephony_tts.engines.ray.reach": row(outside="ray"),
-    "telephony_tts.engines.ray.watcher": row("clock"),
+    "telephony_tts.engines.ray.watcher": row("clock errors"),
     "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # Speech servers of other projects. What decides and what reads bytes is pure; each client is an extra.
     "telephony_tts.engines.others": row("errors schema", not_stdlib=TASKS | IO),
@@ -134,7 +134,7 @@ TABLE: dict[str, Row] = {
     # vLLM, imported when it is the language model.
     "telephony_tts.engines.cosyvoice2.device.vllm_steps": row("errors", "torch vllm"),
     "telephony_tts.engines.cosyvoice2.device.vllm_plugin": row(outside="torch vllm"),
-    "telephony_tts.engines.cosyvoice2.kernels": row(),
+    "telephony_tts.engines.cosyvoice2.kernels": row("errors"),
     "telephony_tts.engines.cosyvoice2.model": row("errors clock", "numpy torch"),
     "telephony_tts.engines.cosyvoice2.model.triton_kernels": row(outside="torch triton"),
     "telephony_tts.engines.cosyvoice2.model.flow.triton_kernels": row(outside="torch triton"),

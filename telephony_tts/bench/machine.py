@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.errors import EngineUnavailable, shell_command
 
 LIBRARIES = ("torch", "numpy")
 POWERCAP = Path("/sys/class/powercap")
@@ -31,7 +31,7 @@ def need_gpu(device: str) -> None:
 
     problem = device_problem(device, cpu="--device cpu")
     if problem is not None:
-        raise EngineUnavailable(f"--device {device}: {problem}; telephony-tts doctor lists the GPUs")
+        raise EngineUnavailable(f"--device {device}: {problem}; {shell_command('telephony-tts doctor')} lists the GPUs")
 
 
 def machine(device: str, names: Sequence[str] = LIBRARIES) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from telephony_tts.engines.engine_view import EngineView
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.inserts import InsertPlayer
 from telephony_tts.engines.words import LATIN, language_of, scripts
-from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
+from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText, shell_command
 
 MAX_NAMED = 12
 """The error about an unknown voice lists up to this many voices."""
@@ -366,7 +366,7 @@ class Catalog:
         """The names of the voices if they are few, else their number and the command that lists them."""
         n_voices = len(self.voices)
         if n_voices > MAX_NAMED:
-            return f"there are {n_voices}, which `telephony-tts voices` lists"
+            return f"there are {n_voices}, which `{shell_command('telephony-tts voices')}` lists"
         return f"the voices are {', '.join(map(_full_name, self.voices)) or 'none'}"
 
 

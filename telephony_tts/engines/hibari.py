@@ -19,7 +19,7 @@ from telephony_tts.engines.words import (
     scripts,
 )
 from telephony_tts.engines.workers import Cancelled, WorkerPool
-from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText, shell_command
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class HibariEngine:
 
 def _unavailable(failure: Exception) -> EngineUnavailable:
     if isinstance(failure, ImportError):
-        return EngineUnavailable(f"hibari needs {failure.name!r}: pip install 'hibari-tts>=0.2.1,<0.3' onnxruntime")
+        how = shell_command("pip install 'hibari-tts>=0.2.1,<0.3' onnxruntime")
+        return EngineUnavailable(f"hibari needs {failure.name!r}: {how}")
     return EngineUnavailable(f"hibari could not load its voice: {failure}")
 
 

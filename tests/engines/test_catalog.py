@@ -210,7 +210,7 @@ def test_few_voices_are_named_and_many_are_counted(n_voices: int, says: str) -> 
     with pytest.raises(UnknownVoice) as caught:
         catalog.resolve("nobody", None, "Hello")
     assert says in caught.value.message
-    assert ("`telephony-tts voices` lists" in caught.value.message) == (n_voices == 13)
+    assert ("`.venv/bin/telephony-tts voices` lists" in caught.value.message) == (n_voices == 13)
     assert ("many/v12" in caught.value.message) == (n_voices == 12)
     with pytest.raises(UnknownVoice, match="near it: v1"):
         catalog.resolve("v1x", None, "Hello")

@@ -212,18 +212,19 @@ def test_a_missing_or_damaged_part_is_named(
 
 
 def test_a_voice_without_its_file_is_named_with_the_command(tmp_path: Path) -> None:
-    with pytest.raises(EngineUnavailable, match=r"has no file zm_yunyang\.bin: telephony-tts voices pull zm_yunyang$"):
+    command = r"\.venv/bin/telephony-tts voices pull zm_yunyang$"
+    with pytest.raises(EngineUnavailable, match=rf"has no file zm_yunyang\.bin: {command}"):
         kokoro_styles.read_styles("zm_yunyang", tmp_path)
     engine = KokoroEngine(voices_folder=tmp_path)
     assert {voice.name for voice in engine.voices} == {"zm_yunxi", "zf_xiaoxiao"}
     missing = engine.find_voice("zm_yunyang")
     assert missing is not None and missing.speaks("zh"), "a catalog finds it, so that the refusal says what it needs"
-    with pytest.raises(EngineUnavailable, match=r"zm_yunyang cannot speak here yet: telephony-tts voices pull \w+$"):
+    with pytest.raises(EngineUnavailable, match=rf"zm_yunyang cannot speak here yet: {command}"):
         engine.check(Utterance("u", "您好", voice="zm_yunyang"))
     with pytest.raises(EngineUnavailable, match=r"jf_alpha cannot speak here yet: .*voices pull jf_alpha$"):
         engine.check(Utterance("u", "はい", voice="jf_alpha"))
     absent = {voice.languages[0]: how for voice, how in engine.absent_languages().items()}
-    assert "zh" not in absent and absent["en-US"] == "telephony-tts voices pull af_heart"
+    assert "zh" not in absent and absent["en-US"] == ".venv/bin/telephony-tts voices pull af_heart"
 
 
 @pytest.mark.parametrize(("damage", "message"), [("short", "has 522236 bytes"), ("changed", "has another checksum")])

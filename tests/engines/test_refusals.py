@@ -15,7 +15,7 @@ from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.errors import UnsupportedText, how_to_get
+from telephony_tts.errors import UnsupportedText, how_to_get, shell_command
 
 pytestmark = pytest.mark.slow
 
@@ -155,8 +155,12 @@ def test_a_hint_is_the_command_that_works_where_the_user_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert how_to_get("espeak") == ".venv/bin/pip install -e '.[espeak]'"
+    assert how_to_get() == ".venv/bin/pip install -e ."
+    assert shell_command("telephony-tts voices pull ja") == ".venv/bin/telephony-tts voices pull ja"
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "telephony_tts" / "errors.py"))
     assert how_to_get("espeak") == "pip install 'telephony-tts[espeak]'"
+    assert how_to_get() == "pip install telephony-tts"
+    assert shell_command("telephony-tts voices pull ja") == "telephony-tts voices pull ja"
 
 
 def test_an_engine_without_the_language_is_not_named() -> None:

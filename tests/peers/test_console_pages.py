@@ -539,7 +539,7 @@ def test_what_the_server_refuses_is_told_in_the_language_of_the_page(devtools: s
             await said("Hello.")
             assert (await told("pip install tones")).startswith("引擎未安装或不可用：tones need")
             await shown.evaluate("location.hash = '#well'")
-            assert (await told("run telephony-tts doctor")).startswith("引擎未安装或不可用：")
+            assert (await told("run .venv/bin/telephony-tts doctor")).startswith("引擎未安装或不可用：")
             await shown.evaluate("location.hash = '#voices'")
             await shown.until("document.querySelector('#lexicons summary') !== null")
             await shown.evaluate("document.querySelector('#lexicons summary').click()")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.errors import shell_command
 
 PROMPT_MARK = "~"
 """With it begins the name of a voice that was made for one request. No stored voice can have such a name."""
@@ -44,7 +45,7 @@ def how_to_add_a_voice(model_dir: Path, voice_dir: Path | None) -> str:
     """The command that stores a voice where an engine with these directories reads it."""
     folder = "" if voice_dir in (None, model_dir / "voices") else f" --voices {shlex.quote(str(voice_dir))}"
     model = shlex.quote(str(model_dir))
-    return f"telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {model}{folder}"
+    return shell_command(f"telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {model}{folder}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.ray.reach import connect, said
 from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
+from telephony_tts.errors import shell_command
 
 POLL_S = 2.0
 """A question waits so long for a change."""
@@ -81,7 +82,8 @@ def _watch(ray: Any, app: str, progress: _Progress) -> None:
             progress.until(SILENT_S)
             continue
         except ValueError:
-            _say(problem=f"no application {app!r} runs on this Ray cluster; start it: telephony-tts ray up")
+            start = shell_command("telephony-tts ray up")
+            _say(problem=f"no application {app!r} runs on this Ray cluster; start it: {start}")
         except (ray.exceptions.RayError, TimeoutError) as error:
             _say(problem=f"the list of replicas is not there: {said(error)}")
         directory = version = None

@@ -19,7 +19,14 @@ from telephony_tts.engines.remote.connection import EngineConnection, RemoteSpee
 from telephony_tts.engines.remote.routing import choose, total_load
 from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.words import LANGUAGE_OF_SCRIPT, LATIN, scripts
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
+from telephony_tts.errors import (
+    EngineError,
+    EngineUnavailable,
+    ReplicaLost,
+    UnknownVoice,
+    UnsupportedText,
+    shell_command,
+)
 
 _log = logs.get(__name__)
 
@@ -153,7 +160,7 @@ class RemoteEngine:
                 if loop.time() >= end_s and not self._ready:
                     raise EngineUnavailable(
                         f"{self.name}: no engine was ready within {self._start_timeout_s:g} s: {self._problems()}. "
-                        "Start one: telephony-tts engine serve --listen ADDRESS"
+                        f"Start one: {shell_command('telephony-tts engine serve')} --listen ADDRESS"
                     )
         except BaseException:
             await self.close()

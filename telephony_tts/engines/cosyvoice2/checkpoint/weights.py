@@ -70,7 +70,7 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import how_to_get_ranks, ranks_path, read_ranks
 from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, shell_command
 
 T = TypeVar("T")
 CheckWanted = Callable[[], object]
@@ -130,7 +130,8 @@ def load_model_directory(
         raise EngineUnavailable(
             f"{path} is not a complete {family_of(Path(path)).name} model directory:\n"
             + "".join(f"  - {problem}\n" for problem in problems)
-            + f"{how_to_mend(Path(path))}; then check again with: telephony-tts models check {shlex.quote(str(path))}"
+            + f"{how_to_mend(Path(path))}; then check again with: "
+            + shell_command(f"telephony-tts models check {shlex.quote(str(path))}")
         )
     return checkpoint
 
@@ -157,13 +158,13 @@ def how_to_mend(directory: Path) -> str:
     """What to do about the problems of a directory. A pull refuses a random checkpoint: that is written again."""
     name = shlex.quote(str(directory)) + (" --family 300m" if is_first_generation(directory) else "")
     if directory.exists() and not directory.is_dir():
-        return "give a directory, or the name of a new one to telephony-tts models pull"
+        return f"give a directory, or the name of a new one to {shell_command('telephony-tts models pull')}"
     if (directory / RANDOM_MARK).is_file():
         return (
-            f"telephony-tts models random {name} writes this random checkpoint again (give the same --size); for the "
-            "official model give telephony-tts models pull another directory"
+            f"{shell_command('telephony-tts models random')} {name} writes this random checkpoint again (give the same "
+            f"--size); for the official model give {shell_command('telephony-tts models pull')} another directory"
         )
-    return f"telephony-tts models pull {name} fetches what is missing or damaged"
+    return f"{shell_command('telephony-tts models pull')} {name} fetches what is missing or damaged"
 
 
 def _read(

@@ -28,7 +28,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKERS_FILE
 from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.errors import EngineError, EngineUnavailable, shell_command
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     if settings.uses_vllm and not is_converted(name, "vllm"):
         raise EngineUnavailable(
             f"engines.cosyvoice2.lm_backend is vllm, and {name} has no language model in its layout, or one of other "
-            f"weights: run telephony-tts models convert --to vllm {shlex.quote(str(name))}"
+            f"weights: run {shell_command('telephony-tts models convert')} --to vllm {shlex.quote(str(name))}"
         )
     known = KnownVoices(checkpoint, settings.voice_dir)
     features = known.features
     if not features and not family.flow_streams:
         raise EngineUnavailable(
             f"cosyvoice2 has no voice: {name} has no preset speakers ({SPEAKERS_FILE}). CosyVoice-300M itself has "
-            "none; take CosyVoice-300M-SFT (telephony-tts models pull DIR --family 300m)"
+            f"none; take CosyVoice-300M-SFT ({shell_command('telephony-tts models pull')} DIR --family 300m)"
         )
     if not features:
         raise EngineUnavailable(
@@ -179,7 +179,7 @@ def _warm_up(core: Core, check_wanted: Callable[[], None], directory: Path) -> N
     if failures:
         raise EngineUnavailable(
             f"cosyvoice2 could not synthesise its warm-up sentence: {failures[0]}. To see whether the weights are "
-            f"damaged, run: telephony-tts models check {shlex.quote(str(directory))}"
+            f"damaged, run: {shell_command('telephony-tts models check')} {shlex.quote(str(directory))}"
         )
 
 

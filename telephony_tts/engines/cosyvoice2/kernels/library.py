@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from telephony_tts.errors import shell_command
+
 log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
@@ -76,7 +78,7 @@ CPU_FLAGS: Mapping[str, frozenset[str]] = {
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 """Of Linux on x86-64: a process must ask before its first use of tile registers."""
 BUILD_TIMEOUT_S = 120.0
-INSTALL_COMPILER = "install a C++ compiler (apt install g++, or pip install ziglang)"
+INSTALL_COMPILER = f"install a C++ compiler (apt install g++, or {shell_command('pip install')} ziglang)"
 
 
 class Map(ctypes.Structure):

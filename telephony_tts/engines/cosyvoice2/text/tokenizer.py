@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.errors import EngineUnavailable, shell_command
 
 END_OF_PROMPT = "<|endofprompt|>"
 """Ends an instruction before the text."""
@@ -87,7 +87,7 @@ class TextTokenizer(ControlledBpe):
         except ValueError as error:
             raise EngineUnavailable(
                 f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory again with "
-                f"telephony-tts models pull {directory.parent}"
+                f"{shell_command('telephony-tts models pull')} {directory.parent}"
             ) from error
         bpe = Tokenizer(model)
         bpe.normalizer = normalizers.NFC()
@@ -110,7 +110,8 @@ class TextTokenizer(ControlledBpe):
         if unlike:
             raise EngineUnavailable(
                 f"the vocabulary has gaps or repeats, so that {unlike[0]} gets the id {saved.token_to_id(unlike[0])} "
-                f"instead of {wanted[unlike[0]]}: fetch the model directory again with telephony-tts models pull"
+                f"instead of {wanted[unlike[0]]}: fetch the model directory again with "
+                f"{shell_command('telephony-tts models pull')}"
             )
         saved.save(str(path))
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from telephony_tts.engines.cosyvoice2.model.file_names import RANKS_FILE
 from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.errors import EngineUnavailable, shell_command
 
 N_BYTES = 256
 N_CONTROL = 1609
@@ -50,7 +50,7 @@ class WhisperTokenizer(ControlledBpe):
         super().__init__(bpe, special_ids, n + N_CONTROL)
 
 
-_REMEDY = "pip install --no-deps openai-whisper"
+_REMEDY = f"{shell_command('pip install')} --no-deps openai-whisper"
 
 
 def ranks_path(model_dir: Path) -> Path | None:

@@ -43,7 +43,14 @@ from telephony_tts.engines.cosyvoice2.voices.voice import (
     wav_of,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info, unreadable
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
+from telephony_tts.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnavailable,
+    TelephonyTTSError,
+    UnknownVoice,
+    shell_command,
+)
 
 CHECKING, EXTRACTING, STORING = STEPS = ("checking", "extracting", "storing")
 """Of the making of a voice: the recording is read and checked, its features are computed, and they are stored."""
@@ -124,7 +131,7 @@ def enrol(
     if is_first_generation(model_dir):
         raise ConfigError(
             f"{model_dir} is CosyVoice-300M, which speaks with the preset speakers of its {SPEAKERS_FILE} only: voices "
-            "from recordings need CosyVoice2 (telephony-tts models pull DIR)"
+            f"from recordings need CosyVoice2 ({shell_command('telephony-tts models pull')} DIR)"
         )
     for graph in (SPEAKER_ONNX, TOKENS_ONNX):
         if not (model_dir / graph).is_file():
@@ -290,7 +297,8 @@ def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:
             reason = f"has no {name}"
         else:
             reason = unreadable(error)
-        raise EngineUnavailable(f"{path} {reason}; see telephony-tts models check {model_dir}") from error
+        check = shell_command(f"telephony-tts models check {model_dir}")
+        raise EngineUnavailable(f"{path} {reason}; see {check}") from error
 
 
 def check_fit(name: str, features: PromptFeatures, sizes: VoiceSizes) -> None:

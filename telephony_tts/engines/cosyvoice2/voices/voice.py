@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.voices.features import (
     resample,
     whisper_mel,
 )
-from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get
+from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get, shell_command
 
 MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0
@@ -228,7 +228,7 @@ class _NamedOnnxGraph:
             reason = (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
             raise EngineUnavailable(
                 f"{self._path} cannot be run, it is damaged or of another model ({reason}): fetch it again with "
-                f"telephony-tts models pull {self._path.parent}"
+                f"{shell_command('telephony-tts models pull')} {self._path.parent}"
             ) from error
 
 
@@ -241,7 +241,7 @@ def open_graph(path: Path, n_inputs: int | None = None) -> OnnxGraph:
         return _NamedOnnxGraph(_opened(path, n_inputs), path)
     except ValueError as error:
         raise EngineUnavailable(
-            f"{path} {error}: fetch it again with telephony-tts models pull {path.parent}"
+            f"{path} {error}: fetch it again with {shell_command('telephony-tts models pull')} {path.parent}"
         ) from error
 
 
@@ -533,17 +533,17 @@ def _only_output(graph: OnnxGraph, values: list[Any]) -> Any:
     if len(names) != len(values):
         raise EngineUnavailable(
             f"an ONNX graph has the inputs {', '.join(names)} where {len(values)} were expected: it is of another "
-            "model; fetch the model directory again with telephony-tts models pull"
+            f"model; fetch the model directory again with {shell_command('telephony-tts models pull')}"
         )
     outputs = graph.run(None, dict(zip(names, values, strict=True)))
     if not outputs or not isinstance(outputs[0], np.ndarray) or outputs[0].dtype.kind not in "iuf":
         raise EngineUnavailable(
             f"an ONNX graph with the inputs {', '.join(names)} does not give an array of numbers: it is of another "
-            "model; fetch the model directory again with telephony-tts models pull"
+            f"model; fetch the model directory again with {shell_command('telephony-tts models pull')}"
         )
     if not np.isfinite(outputs[0]).all():
         raise AudioError(
             f"the recording did not become a voice: the ONNX graph with the inputs {', '.join(names)} gives values "
-            "that are not finite; try another recording, and telephony-tts models check"
+            f"that are not finite; try another recording, and {shell_command('telephony-tts models check')}"
         )
     return outputs[0]

@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.model.config import N_MELS
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, aligned, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder, partial_path
 from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT
-from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice
+from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice, shell_command
 
 FORMAT = "telephony-tts cosyvoice2 voice 1"
 _TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")
@@ -91,7 +91,7 @@ class VoiceStore(VoiceFolder):
         except Exception as error:  # a file can be damaged in more ways than the reader has errors for
             reason = f"it has no {error}" if isinstance(error, KeyError) else _one_line(error)
             folder = shlex.quote(str(self.directory))
-            again = f"telephony-tts voices add {name} --replace --wav FILE --model DIR --voices {folder}"
+            again = shell_command(f"telephony-tts voices add {name} --replace --wav FILE --model DIR --voices {folder}")
             raise EngineUnavailable(
                 f"the voice file {path} cannot be used ({reason}): make it again with {again}"
             ) from error

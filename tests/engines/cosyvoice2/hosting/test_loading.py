@@ -308,7 +308,7 @@ def test_a_loaded_engine_can_be_collected(model_dir: Path) -> None:
 
 def test_vllm_needs_a_converted_model_of_the_same_weights(directory: Path) -> None:
     settings = Settings(directory, uses_vllm=True)
-    run_it = f"run telephony-tts models convert --to vllm {directory}"
+    run_it = rf"run \.venv/bin/telephony-tts models convert --to vllm {directory}"
     with pytest.raises(EngineUnavailable, match=run_it):
         load(settings, lambda key, event: None)
     convert(directory, "vllm")

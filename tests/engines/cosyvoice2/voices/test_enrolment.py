@@ -56,7 +56,8 @@ def test_a_flow_file_that_was_cut_off_is_named_in_a_line(tmp_path: Path) -> None
     with pytest.raises(EngineUnavailable) as caught:
         enrolment.ModelSizes(tmp_path)
     assert caught.value.message == (
-        f"{tmp_path}/flow.pt cannot be read: it is cut off or damaged; see telephony-tts models check {tmp_path}"
+        f"{tmp_path}/flow.pt cannot be read: it is cut off or damaged; "
+        f"see .venv/bin/telephony-tts models check {tmp_path}"
     )
 
 
