@@ -146,7 +146,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.checkpoint.download": row("errors metrics clock", "tqdm"),
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.voices.noise_reduction": row("errors metrics clock", "numpy torch av"),
-    "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
+    "telephony_tts.engines.cosyvoice2.voices.voice": row(
+        "errors metrics clock audio.wav", "numpy torch onnxruntime soundfile"
+    ),
     "telephony_tts.http_api": row(
         "errors clock daemon_pool logs metrics engines.api session audio wire transport keys.key recording "
         "lexicon_files text",
@@ -159,7 +161,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.recording.listening": row("session wire", not_stdlib=TASKS | IO),
     "telephony_tts.recording.writer": row("clock logs metrics"),
     "telephony_tts.recording.live": row("clock logs metrics session wire"),
-    "telephony_tts.recording.replay": row("errors", "numpy", TASKS),
+    "telephony_tts.recording.replay": row("errors audio.wav", "numpy", TASKS),
     "telephony_tts.recording.chart": row("errors", "numpy matplotlib", TASKS),
     "telephony_tts.transport": row(
         "errors metrics clock schema wire session engines.api engines.failover logs recording keys.key experiments "

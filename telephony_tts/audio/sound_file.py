@@ -17,10 +17,10 @@ import numpy as np
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, Samples
 from telephony_tts.audio.sound import Sound, new_sound
+from telephony_tts.audio.wav import with_true_lengths
 from telephony_tts.errors import AudioError, FormatUnavailable, how_to_get
 
 _PCM, _FLOAT, _ALAW, _ULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-_UNKNOWN_LENGTH = 0xFFFFFFFF
 _MAX_CHANNELS = 32
 _FULL_SCALE = 32768.0
 _FORMATS = "aac,aiff,au,caf,flac,matroska,mov,mp3,ogg,w64,wav"
@@ -51,7 +51,7 @@ def read_sound(path: str, max_s: float, max_bytes: int) -> Sound:
 
 def decode_sound(content: bytes, max_s: float) -> Sound:
     """The sound in the content of a file. Raises AudioError and FormatUnavailable as `read_sound` does."""
-    samples, rate_hz = _wav(content) if _is_wav(content) else _any(content, max_s)
+    samples, rate_hz = _wav(with_true_lengths(content)) if _is_wav(content) else _any(content, max_s)
     _check_rate(rate_hz)
     if not samples.size:
         raise AudioError("it has no audio")
@@ -80,8 +80,6 @@ def _wav(content: bytes) -> tuple[Samples, int]:
             if form is None:
                 raise AudioError("damaged WAV file: its data comes before its format")
             left = len(content) - place
-            if n_bytes == _UNKNOWN_LENGTH:
-                n_bytes = left
             if n_bytes > left:
                 raise AudioError(f"truncated WAV file: {n_bytes} bytes of audio are promised and {left} are there")
             tag, n_channels, rate_hz, n_bits = form

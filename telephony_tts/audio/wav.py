@@ -2,6 +2,7 @@
 
 Layout after the Multimedia Programming Interface and Data Specifications 1.0 (RIFF) and RFC 2361 (format tags).
 A file whose length is not known yet, or never will be (a pipe), has the length 0xFFFFFFFF: players read to its end.
+Other programs write 0, 0x7FFFFFFF or a length close to that. `with_true_lengths` is for every reader of WAV files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ _CODECS = {tag: codec for codec, tag in _FORMAT_TAGS.items()}
 _BYTES_PER_SAMPLE = {"pcm": 2, "alaw": 1, "ulaw": 1}
 _EXTENSIBLE_TAG = 0xFFFE
 _UNKNOWN_LENGTH = 0xFFFFFFFF
+_PIPE_LENGTHS = range(0x7FFF_0000, 0x8000_0000)
+"""SoX writes 0x7FFFF000 and 0x7FFFF024 into a pipe, others the last of these."""
+HEAD_BYTES = 65_536
+"""The audio of a WAV file begins before this place, or the file is not read."""
 
 WavTarget = str | os.PathLike[str] | BinaryIO
 
@@ -111,8 +116,8 @@ def read_wav(source: WavTarget) -> Wav:
     """Read mono PCM16, mu-law or A-law. Raises AudioError for anything else and for a file that ends too early."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
-            return _parse(file.read())
-    return _parse(source.read())
+            return _parse(with_true_lengths(file.read()))
+    return _parse(with_true_lengths(source.read()))
 
 
 def wav_header(codec: str, rate_hz: int, n_bytes: int | None) -> bytes:
@@ -134,6 +139,44 @@ def wav_header(codec: str, rate_hz: int, n_bytes: int | None) -> bytes:
     return _chunk_head(b"RIFF", len(chunks) + n_bytes + n_bytes % 2) + chunks
 
 
+def has_unknown_length(head: bytes, n_bytes: int) -> bool:
+    """Whether a file of `n_bytes` that begins with `head` is a WAV file that does not say where its audio ends."""
+    return _unknown_data(head, n_bytes) is not None
+
+
+def with_true_lengths(content: bytes) -> bytes:
+    """`content`. If it is a WAV file that does not say where its audio ends, its lengths say that it is at its end.
+    A part of a sample at the end is dropped."""
+    found = _unknown_data(content, len(content))
+    if found is None:
+        return content
+    place, n_audio = found
+    head = content[:4] + struct.pack("<I", place + 4 + n_audio - 8) + content[8:place] + struct.pack("<I", n_audio)
+    return head + content[place + 4 : place + 4 + n_audio]
+
+
+def _unknown_data(head: bytes, n_bytes: int) -> tuple[int, int] | None:
+    """(where the length of the audio is written, its true length in bytes). None if what is written is true."""
+    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+        return None
+    place, frame_bytes = 12, 1
+    while place + 8 <= min(len(head), HEAD_BYTES):
+        name, n_said = struct.unpack_from("<4sI", head, place)
+        place += 8
+        if name == b"data":
+            n_left = n_bytes - place
+            (n_riff,) = struct.unpack_from("<I", head, 4)
+            if n_said == 0:  # a file without audio says that too, and its own length is right
+                is_unknown = n_left > 0 and n_riff + 8 != n_bytes
+            else:
+                is_unknown = n_said > n_left and (n_said in _PIPE_LENGTHS or n_said == _UNKNOWN_LENGTH)
+            return (place - 4, n_left - n_left % frame_bytes) if is_unknown else None
+        if name == b"fmt " and place + 14 <= len(head):
+            frame_bytes = max(1, struct.unpack_from("<H", head, place + 12)[0])
+        place += n_said + n_said % 2
+    return None
+
+
 def _chunk_head(name: bytes, n_bytes: int) -> bytes:
     return struct.pack("<4sI", name, n_bytes)
 
@@ -146,8 +189,6 @@ def _parse(content: bytes) -> Wav:
     while place + 8 <= len(content):
         name, n_bytes = struct.unpack_from("<4sI", content, place)
         place += 8
-        if name == b"data" and n_bytes == _UNKNOWN_LENGTH:
-            n_bytes = len(content) - place
         body = content[place : place + n_bytes]
         if len(body) < n_bytes:
             label = name.decode("latin-1")

@@ -5,6 +5,7 @@ A recording of a server that was killed, and a file that was cut off, are read a
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import wave
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from telephony_tts.audio.wav import with_true_lengths
 from telephony_tts.errors import ConfigError
 from telephony_tts.recording.timeline import BOT, PEER, SERVER, VERSION
 
@@ -151,7 +153,7 @@ def _finite(text: str) -> float:
 def _samples(path: Path, problems: list[str]) -> npt.NDArray[np.int16]:
     nothing = np.zeros((0, 2), np.int16)
     try:
-        with wave.open(str(path), "rb") as file:
+        with wave.open(io.BytesIO(with_true_lengths(path.read_bytes()))) as file:
             form = file.getnchannels(), file.getsampwidth(), file.getframerate()
             if form != (2, 2, 8000):
                 problems.append(f"{path.name} is not stereo with 16 bits at 8 kHz, so its sound is not drawn")

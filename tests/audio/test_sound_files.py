@@ -63,6 +63,15 @@ def test_each_form_of_wav_has_its_samples(
     assert int(np.abs(sound.pcm.astype(int) - SPEECH).max()) <= most_off
 
 
+@pytest.mark.parametrize("n_said", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_streamed_wav_is_read_to_its_end(tmp_path: Path, n_said: int) -> None:
+    content = wav(1, 1, 8_000, 24, int24(SPEECH) + b"xx")
+    place = content.index(b"data") + 4
+    content = content[:place] + struct.pack("<I", n_said) + content[place + 4 :]
+    content = content[:4] + struct.pack("<I", n_said) + content[8:]
+    assert np.array_equal(read(tmp_path / "a.wav", content).pcm, SPEECH)
+
+
 def test_the_channels_of_stereo_are_averaged(tmp_path: Path) -> None:
     left, right = tone(300, 800, 16_000), tone(700, 800, 16_000)
     body = np.stack((left, right), axis=1).astype("<i2").tobytes()

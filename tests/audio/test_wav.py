@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from signals import speech_like
 
 from telephony_tts.audio import g711
-from telephony_tts.audio.wav import Wav, WavWriter, read_wav, write_wav
+from telephony_tts.audio.wav import Wav, WavWriter, read_wav, with_true_lengths, write_wav
 from telephony_tts.errors import AudioError
 
 SPEECH = speech_like(801, 8_000)
@@ -139,6 +139,25 @@ def test_a_file_whose_writer_was_killed_is_readable_to_its_end(tmp_path):
     with open(tmp_path / "cut.wav", "wb") as file:
         WavWriter(file, "ulaw", 8_000).write(PAYLOADS["ulaw"])
     assert read_wav(tmp_path / "cut.wav").payload == PAYLOADS["ulaw"]
+
+
+@pytest.mark.parametrize("n_said", [0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000])
+@pytest.mark.parametrize("codec", ["pcm", "ulaw"])
+def test_a_streamed_file_is_read_to_its_end(codec, n_said):
+    content = bytearray(in_memory(codec, PAYLOADS[codec])[: HEADER_BYTES[codec] + len(PAYLOADS[codec])])
+    length = struct.pack("<I", n_said)
+    content[4:8] = content[HEADER_BYTES[codec] - 4 : HEADER_BYTES[codec]] = length
+    assert read_wav(io.BytesIO(content)).payload == PAYLOADS[codec]
+    if codec == "pcm":
+        assert read_wav(io.BytesIO(content + b"x")).payload == PAYLOADS[codec], "half a sample is dropped"
+    with wave.open(io.BytesIO(with_true_lengths(in_memory("pcm", PAYLOADS["pcm"])))) as file:
+        assert file.getnframes() == 801, "true lengths stay"
+
+
+def test_a_file_without_audio_is_not_read_on_into_its_next_chunk():
+    content = in_memory("pcm", b"") + b"LIST" + struct.pack("<I", 4) + b"abcd"
+    content = content[:4] + struct.pack("<I", len(content) - 8) + content[8:]
+    assert read_wav(io.BytesIO(content)).payload == b""
 
 
 def test_an_exception_closes_the_file_with_right_lengths(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import struct
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -216,6 +217,15 @@ def test_a_damaged_wav_file_is_a_problem_and_the_timeline_is_drawn(content: byte
     replay = read_recording(recording)
     assert len(replay.samples) == 0 and replay.length_ms == 2000 and len(replay.problems) == 1
     assert "Hello there." in Reader(page(replay)).text
+
+
+@pytest.mark.parametrize("n_said", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_wav_file_without_its_length_is_drawn_to_its_end(n_said: int, recording: Path) -> None:
+    wav, length = recording.with_suffix(".wav"), struct.pack("<I", n_said)
+    content = wav.read_bytes()
+    wav.write_bytes(content[:4] + length + content[8:40] + length + content[44:])
+    replay = read_recording(recording)
+    assert len(replay.samples) == 16_000 and not replay.problems
 
 
 def test_a_missing_wav_file_is_told(recording: Path) -> None:

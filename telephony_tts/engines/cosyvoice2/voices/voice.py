@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from telephony_tts.audio.wav import HEAD_BYTES, has_unknown_length, with_true_lengths
 from telephony_tts.engines.cosyvoice2.model.config import N_MELS, N_SPEECH_TOKENS, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.voices.features import (
     MEL_RATE_HZ,
@@ -297,7 +298,7 @@ def read_recording(source: Path | bytes, max_s: float = MAX_READ_S) -> Recording
         raise AudioError(f"{label} cannot be read as audio: there is no such file")
     try:
         with (io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")) as content:
-            with soundfile.SoundFile(content) as sound:
+            with soundfile.SoundFile(_with_lengths(content)) as sound:
                 rate_hz = int(sound.samplerate)
                 samples = _decoded(sound, label, max_s)
             content.seek(0)
@@ -328,6 +329,13 @@ def _decoded(sound: Any, label: str, max_s: float) -> Any:
     if len(samples) < sound.frames:
         raise AudioError(f"{label} is truncated: send the whole file")
     return samples
+
+
+def _with_lengths(content: BinaryIO) -> BinaryIO:
+    """A WAV file that does not know its length, with its lengths: libsndfile takes the length 0 at its word."""
+    head, n_bytes = content.read(HEAD_BYTES), content.seek(0, 2)
+    content.seek(0)
+    return io.BytesIO(with_true_lengths(content.read())) if has_unknown_length(head, n_bytes) else content
 
 
 def _is_cut_wav(content: BinaryIO) -> bool:

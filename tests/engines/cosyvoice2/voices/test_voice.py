@@ -119,7 +119,7 @@ def test_bytes_that_cannot_become_a_voice(content: Callable[[], bytes], found: s
 
 def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end() -> None:
     content = encoded(murmur(4.0).numpy(), "WAV")
-    for length in (b"\xff\xff\xff\xff", b"\x24\xf0\xff\x7f"):
+    for length in (b"\xff\xff\xff\xff", b"\x24\xf0\xff\x7f", b"\xff\xff\xff\x7f", bytes(4)):
         place = content.index(b"data") + 4
         piped = content[:4] + length + content[8:place] + length + content[place + 4 :]
         assert torch.equal(voice.read_recording(piped).wave, voice.read_recording(content).wave)
