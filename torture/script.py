@@ -20,6 +20,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 0},
     {"barge_in": "on", "min_speech_ms": 100, "hold_off_ms": 100, "barge_in_action": "pause"},
     {"barge_in": "off"}, {"step_back_ms": 0}, {"step_back_ms": 500}, {"words": "on"}, {"text_type": "auto"},
+    {"thinking": "spoken"},
 )  # fmt: skip
 """What a bot changes for the turns that begin later."""
 

@@ -20,6 +20,7 @@ from telephony_tts.session.markup import KnowsVoice, TurnMarkup
 from telephony_tts.session.settings import SessionSettings, TurnVoice
 from telephony_tts.session.turn import MayWork, Turn
 from telephony_tts.text.ssml import begins_with_speak
+from telephony_tts.text.thinking import Thinking, may_begin_with_thinking
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
@@ -55,6 +56,7 @@ class Intake:
         self._out = out
         self.speaking = _voice_of(settings)
         self.text_type = settings.text_type
+        self.thinking = settings.thinking
         self.closing = False
         self.gives_way = False
         """An open turn whose text is all spoken ends when another turn waits."""
@@ -255,6 +257,7 @@ class Intake:
             lexicon=old.lexicon if message.lexicon is None else self._with_entries(message.lexicon),
         )
         self.text_type = message.text_type or self.text_type
+        self.thinking = message.thinking or self.thinking
 
     @property
     def has_begun(self) -> bool:
@@ -287,6 +290,7 @@ class Intake:
         self._limits = settings.limits
         self.speaking = _voice_of(settings)
         self.text_type = settings.text_type
+        self.thinking = settings.thinking
         self._implicit = None
         self._ended.clear()
         self._warned_late.clear()
@@ -345,13 +349,15 @@ class Intake:
             return None
         self._n_turns += 1
         markup = self._markup(text, text_type or self.text_type)
-        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, self._language, now_ns, markup)
+        thinking = Thinking(is_spoken=self.thinking == "spoken")
+        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, self._language, now_ns, thinking, markup)
         self._turns.append(turn)
         return turn
 
     def _markup(self, text: str, text_type: str) -> TurnMarkup | None:
         """What reads a turn that begins with `text`. None for plain text."""
-        if text_type == "text" or (text_type == "auto" and begins_with_speak(text) is False):
+        is_plain = begins_with_speak(text) is False and not may_begin_with_thinking(text)
+        if text_type == "text" or (text_type == "auto" and is_plain):
             return None
         return TurnMarkup(is_certain=text_type == "ssml", knows_voice=self._knows_voice)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from telephony_tts.schema import Between, OneOf, Spelt
 from telephony_tts.session.lexicons import CallLexicon
-from telephony_tts.wire.native import DTMF_WAYS
+from telephony_tts.wire.native import DTMF_WAYS, THINKING
 
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
@@ -34,8 +34,8 @@ class SpeechSettings:
     `ahead_ms` how far ahead of the playout speech is synthesised. `pace` "burst" sends whatever is ready at once, for
     peers that buffer. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it;
     "sentence" waits for its end. `text_type` is what the bot writes: "auto" is SSML if a turn begins with <speak>, and
-    plain text otherwise. The bot is asked to pause when more than `pause_chars` wait, and to resume at
-    `resume_chars`.
+    plain text otherwise. `thinking` "silent" leaves out what stands between <think> and </think>. The bot is asked to
+    pause when more than `pause_chars` wait, and to resume at `resume_chars`.
     """
 
     voice: str | None = None
@@ -51,6 +51,7 @@ class SpeechSettings:
     text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
     text_mode: Annotated[str, OneOf(("sentence", "interleaved"))] = "sentence"
     text_type: Annotated[str, OneOf(("auto", "text", "ssml"))] = "auto"
+    thinking: Annotated[str, OneOf(THINKING)] = "silent"
     detect_language: bool = True
     pause_chars: Count = 2_000
     resume_chars: Annotated[int, Between(0, 1e9)] = 500

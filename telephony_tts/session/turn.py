@@ -33,6 +33,7 @@ from telephony_tts.text.ssml import (
     MarkupReading,
     MarkupStyle,
 )
+from telephony_tts.text.thinking import Thinking
 
 # Text is fed to the segmenter in pieces of this size until two sentences wait, so the work of a poll is bounded. Markup
 # is read in larger pieces, which take about as long.
@@ -120,15 +121,18 @@ class Turn:
         speaking: TurnVoice,
         language: CallLanguage,
         now_ns: int,
+        thinking: Thinking,
         markup: TurnMarkup | None = None,
     ) -> None:
-        """`language` is the language of the call. `markup` reads the text if the bot writes SSML."""
+        """`language` is the language of the call. `thinking` leaves out what a reasoning model thinks. `markup` reads
+        the text if the bot writes SSML."""
         self.id = turn_id
         self.seq = seq
         self.settings = settings
         self.speaking = speaking
         self._language = language
         self.markup = markup
+        self._thinking = thinking
         self._codes_before: dict[int, frozenset[str]] = {}
         """The codes that the call had said before each sentence of the turn, by its place."""
         self.closed = False
@@ -205,13 +209,12 @@ class Turn:
 
     @property
     def source(self) -> str:
-        """All text that was received and read so far, as the bot wrote it."""
-        return self.text if self.markup is None else self.markup.source
+        """All text that was received, as the bot wrote it."""
+        return self._thinking.source
 
     @property
     def n_source_chars(self) -> int:
-        """All characters that the bot wrote, read or not."""
-        return self.n_chars if self.markup is None else self.markup.n_chars + len(self._unread)
+        return self._thinking.n_chars
 
     def in_source(self, offset: int) -> int:
         """Where the text before `offset` ends in what the bot wrote: behind the closing tags at this place."""
@@ -223,13 +226,16 @@ class Turn:
 
     def text_of(self, sentence: Sentence) -> str:
         """A sentence as the bot wrote it, with its tags."""
-        if self.markup is None:
+        if self.markup is None and not self._thinking.found:
             return sentence.text
         return self.source[self.in_source(sentence.start) : self.in_source(sentence.end)]
 
     def append(self, text: str, now_ns: int) -> None:
         self.last_text_ns = now_ns
         self._n_timeouts = 0
+        self._take_text(self._thinking.feed(text))
+
+    def _take_text(self, text: str) -> None:
         if self.markup is not None:
             was_read = not self._unread
             self._unread += text
@@ -241,6 +247,8 @@ class Turn:
 
     def close(self, now_ns: int) -> None:
         """No more text will come."""
+        if rest := self._thinking.close():
+            self._take_text(rest)
         self.closed = True
         self.last_text_ns = now_ns
         if self.markup is not None and not self._unread:
@@ -346,7 +354,9 @@ class Turn:
 
     @property
     def waiting_chars(self) -> int:
-        """Characters that were received and that the engine does not have yet."""
+        """Characters that were received and that the engine does not have yet. Thinking does not wait for it."""
+        if self._thinking.found and self.n_submitted == len(self.parts) and not self.pending_text:
+            return 0
         begun = self.parts[self.n_submitted - 1].sentence.end if self.n_submitted else 0
         return max(0, self.n_source_chars - self.in_source(begun))
 

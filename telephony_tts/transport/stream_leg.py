@@ -93,7 +93,8 @@ def _asked_for(options: StreamOptions) -> m.Configure:
     """The options that a `config` message has too. The voice is sent separately, because an unknown voice makes the
     whole message invalid."""
     return m.Configure(
-        lang=options.lang, speed=options.speed, text_type=options.text_type, inbound=options.inbound,
+        lang=options.lang, speed=options.speed, text_type=options.text_type, thinking=options.thinking,
+        inbound=options.inbound,
         barge_in=options.barge_in, min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
         barge_in_action=options.barge_in_action, false_interruption_ms=options.false_interruption_ms,
         resume_after_ms=options.resume_after_ms, step_back_ms=options.step_back_ms, words=options.words,

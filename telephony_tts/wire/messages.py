@@ -94,6 +94,7 @@ class Configure:
     sentence. After `caller_silent_ms` in which nobody spoke the bot gets `CallerSilent`; 0 is never. `dtmf`, "auto",
     "message" or "tones", is how the bot's tones get to the telephone. `answering_machine`, "on" or "off": tell
     the bot that a machine answers. `text_type` is "text", "ssml", or "auto": SSML if a turn begins with <speak>.
+    `thinking` is "silent" or "spoken": what stands between <think> and </think>.
     `lexicon` maps what the bot writes to how it is spoken, in place of what was sent before.
     """
 
@@ -117,6 +118,7 @@ class Configure:
     dtmf: str | None = None
     answering_machine: str | None = None
     text_type: str | None = None
+    thinking: str | None = None
     lexicon: Mapping[str, str] | None = None
 
 

@@ -87,6 +87,7 @@ MAX_INSTRUCT_CHARS = 1000
 SWITCH = ("on", "off")
 TURN_TEXT_TYPES = ("text", "ssml")
 TEXT_TYPES = ("auto", *TURN_TEXT_TYPES)
+THINKING = ("silent", "spoken")
 MIN_SPEECH_MS = (64, 2000)
 """The limits of `min_speech_ms`: two windows of the detector, and a time beyond any useful one."""
 MAX_HOLD_OFF_MS = 10_000
@@ -227,6 +228,7 @@ class NativeCodec:
             seed=f.whole("seed", MAX_SEED),
             instruct=f.text("instruct", MAX_INSTRUCT_CHARS),
             text_type=f.choice("text_type", TEXT_TYPES),
+            thinking=f.choice("thinking", THINKING),
             inbound=f.choice("inbound", AUDIO_FORMS),
             inbound_codec=f.choice("inbound_codec", INBOUND_CODECS),
             inbound_rate_hz=f.whole("inbound_rate_hz", max(INBOUND_RATES_HZ)),

@@ -24,6 +24,7 @@ from telephony_tts.wire.native import (
     MIN_SPEED,
     SWITCH,
     TEXT_TYPES,
+    THINKING,
 )
 
 CODECS = ("ulaw", "alaw", "pcm")
@@ -56,6 +57,7 @@ class StreamOptions:
     lang: str | None = None
     speed: float | None = None
     text_type: str | None = None
+    thinking: str | None = None
     call: str | None = None
     token: str | None = field(default=None, repr=False)  # a secret: not in the repr, which may be logged
     inbound: str | None = None
@@ -219,6 +221,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lang": ("lang", _name(35)),
     "speed": ("speed", _decimal(MIN_SPEED, MAX_SPEED)),
     "text_type": ("text_type", _choice(TEXT_TYPES)),
+    "thinking": ("thinking", _choice(THINKING)),
     "call": ("call", _call),
     "token": ("token", _token),
     "inbound": ("inbound", _choice(AUDIO_FORMS)),

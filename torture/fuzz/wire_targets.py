@@ -179,7 +179,7 @@ _BOT_SEEDS = (
 )
 _QUERY_SEEDS = (
     b"/v1/stream?codec=alaw&rate=16000&ptime_ms=20&audio=binary&pace=burst&lead_ms=60&call=c1&token=s%2Bcret",
-    b"/v1/stream?speed=1.5&barge_in=on&min_speech_ms=64&caller_silent_ms=0&dtmf=auto&lexicon=a&record=on&text_type=ssml",
+    b"/v1/stream?speed=1.5&barge_in=on&min_speech_ms=64&caller_silent_ms=0&dtmf=auto&lexicon=a&record=on&text_type=ssml&thinking=spoken",
     b"/media/asterisk?dial=ws://127.0.0.1:8088/media/x&call=c1",
     b"/media/telnyx?codec=L16&rate=16000",
     b"/calls/CA1/v1/speak?model=aura&x=%ff&y=+&z",
