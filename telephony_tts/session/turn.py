@@ -421,7 +421,7 @@ class Turn:
                     self._complete(self._open, self._n_spoken)
                 continue
             rest = _behind(sentence, self._n_spoken)
-            if rest is not None and is_speakable(rest.text):
+            if rest is not None and is_speakable(rest.text, self.settings.control_tokens):
                 part = Part(rest, len(self.parts), now_ns)
                 if self.markup is not None:
                     part.sentence = Sentence(self.text[rest.start : rest.end], rest.start, rest.end)

@@ -11,6 +11,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from telephony_tts.text.unspoken import ARROW, CITATION, DIRECTION, FORMULA, is_citation, plain_formula
+
 _FOLD_ONE: dict[int, int | str] = {ord(c): chr(ord(c) - 0xFEE0) for c in "＃＄％＆＊＋－．／＝＠＿～"}
 _FOLD_ONE |= {c: c - 0xFEE0 for first, last in ("０９", "ＡＺ", "ａｚ") for c in range(ord(first), ord(last) + 1)}
 _FOLD_ONE |= {
@@ -41,18 +43,23 @@ _SILENT = (
     r"\u2b00-\u2bff\u3030\u303d\u3297\u3299\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufff0-\uffff"
     r"\U0001f000-\U0001f0ff\U0001f10d-\U0001f1ff\U0001f200-\U0001faff\U000e0000-\U0010ffff©®™•◦‣"
 )
+_FIRST = r"$\\^`~\-*_=>\#+•·●▪◦‣!\[\]<m&|(（【\ \t"
+"""What a mark begins with. Most characters of a text are none of these, and cost no more than that."""
 
 _MARK = re.compile(
-    rf"""
-      (?P<fence>^[ \t]*(?:```|~~~)[^\n`]{{0,40}}$)
+    rf"""(?=[{_FIRST}{_SILENT}])(?:
+      (?P<formula>{FORMULA})
+    | (?P<fence>^[ \t]*(?:```|~~~)[^\n`]{{0,40}}$)
     | (?P<rule>^[ \t]*(?:-[ \t]*){{3,}}$|^[ \t]*(?:\*[ \t]*){{3,}}$|^[ \t]*(?:_[ \t]*){{3,}}$|^[ \t]*={{3,}}[ \t]*$)
     | (?P<divider>^[ \t]*\|?[ \t]*:?-{{2,}}:?[ \t]*\|[-|: \t]*$)
     | (?P<quote>^[ \t]*>(?![=0-9$€£¥])[> \t]*)
     | (?P<heading>^[ \t]*\#{{1,6}}[ \t]+)
     | (?P<closing_heading>[ \t]+\#{{2,}}[ \t]*$)
     | (?P<bullet>^[ \t]*[-*+•·●▪◦‣][ \t]+(?:\[[ xX]\][ \t]+)?)
+    | (?P<direction>{DIRECTION})
     | (?P<image>!?\[(?=[^\[\]\n]{{0,300}}\]\())
     | (?P<target>\]\([^()\s]{{0,500}}(?:[ \t]+"[^"\n]{{0,200}}")?\))
+    | (?P<citation>{CITATION})
     | (?P<footnote>\[\^[\w-]{{1,20}}\])
     | (?P<autolink>[<>](?=(?:https?://|mailto:))|(?<=<)mailto:)
     | (?P<comment><!--(?:[^-<]|-(?!->)){{0,2000}}-->)
@@ -64,9 +71,10 @@ _MARK = re.compile(
     | (?P<strong>\*{{2,}}|~~+|`+|(?<!\w)__+(?=\S)|(?<=\S)__+(?!\w))
     | (?P<underline>(?<![\w@./])_(?=\S)|(?<=\S)_(?![\w@./]))
     | (?P<star>\*)
+    | (?P<arrow>{ARROW})
     | (?P<pipe>\|+)
     | (?P<silent>(?:(?![▲△][¥￥$]?[0-9０-９])[{_SILENT}])+)   # in Japanese ▲ before a number is minus
-    """,
+    )""",
     re.VERBOSE | re.MULTILINE,
 )
 _OPENS = re.compile(r"\*(?=[^\s*][^*\n]{0,200}(?<!\s)\*)")
@@ -99,8 +107,10 @@ def strip(text: str) -> Stripped:
     for mark in _MARK.finditer(text):
         kind, start, end = mark.lastgroup, mark.start(), mark.end()
         kept = ""
-        if kind == "mask":
+        if kind == "mask" or (kind == "citation" and not is_citation(text, start, end)):
             continue
+        if kind in ("citation", "arrow") and start > at and text[start - 1] == " ":
+            start -= 1
         if kind == "star":
             opens = _is_opening(text, start)
             if not opens and not (emphasised and start and not text[start - 1].isspace()):
@@ -112,6 +122,12 @@ def strip(text: str) -> Stripped:
             kept = html.unescape(mark.group())
             if len(kept) != 1 or not kept.isprintable():
                 kept = " "
+        elif kind == "formula":
+            kept = plain_formula(mark.group())
+            if text[max(0, start - 1) : start].isdigit() and kept[:1].isdigit():
+                kept = " " + kept  # two and a half
+        elif kind == "arrow":
+            kept = _pause(text, start, end) if _parts_cells(text, start, end) else " "
         elif kind == "pipe":
             kept = "," if _parts_cells(text, start, end) else " "
         elif kind == "silent":
@@ -119,8 +135,9 @@ def strip(text: str) -> Stripped:
         pieces.append(text[at:start])
         origins.extend(range(at, start))
         if kept:
+            kept = kept[: end - start]
             pieces.append(kept)
-            origins.append(start)
+            origins.extend(range(start, start + len(kept)))
         at = end
     pieces.append(text[at:])
     origins.extend(range(at, len(text) + 1))
@@ -141,6 +158,13 @@ def _parts_cells(text: str, start: int, end: int) -> bool:
     before = text[max(0, start - 200) : start].rpartition("\n")[2].strip(" \t|")
     after = text[end : end + 200].partition("\n")[0].strip(" \t|")
     return bool(before and after)
+
+
+def _pause(text: str, start: int, end: int) -> str:
+    """What an arrow between two parts becomes. Without blanks around it a comma could make one number of two."""
+    if not text[end].isascii() and text[end].isalpha():
+        return "、"
+    return ", " if end - start > 1 else " "
 
 
 def _parts_words(text: str, start: int, end: int) -> bool:

@@ -19,6 +19,7 @@ from telephony_tts.text.japanese_rules import JAPANESE, JAPANESE_DIGITS
 from telephony_tts.text.languages.korean import KOREAN
 from telephony_tts.text.reader import Tables, read
 from telephony_tts.text.scanner import Language, readings
+from telephony_tts.text.unspoken import DIRECTION, token_of
 
 WITH_DIGITS = "-x-digits"
 """The end of a language tag for a voice that reads counters, dates and amounts of the language itself, in digits."""
@@ -104,9 +105,11 @@ def normalize_spans(
     lang = lang or detect_lang(text)
     spans: list[SpokenSpan] = []
     at = 0
-    for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
-        is_token = piece in control
-        said = [SpokenSpan(0, len(piece), piece)] if is_token else _spans(piece, lang, "" if at else before, codes)
+    tokens = "|".join(map(re.escape, control))
+    for piece in re.split(f"({tokens}|(?x:{DIRECTION}))", text):
+        token = piece if piece in control else token_of(piece, control)
+        before = "" if at else before
+        said = [SpokenSpan(0, len(piece), token)] if token is not None else _spans(piece, lang, before, codes)
         spans += [SpokenSpan(at + span.start, at + span.end, span.spoken) for span in said]
         at += len(piece)
     return spans
@@ -145,10 +148,13 @@ def normalize(text: str, lang: str | None = None) -> str:
     return "".join(span.spoken for span in normalize_spans(text, lang))
 
 
-def is_speakable(text: str) -> bool:
-    """Whether `text` has anything to say: False for punctuation, emoji, white space and markdown marks."""
+def is_speakable(text: str, control: Collection[str] = ()) -> bool:
+    """Whether `text` has anything to say: False for punctuation, emoji, white space, markdown marks and stage
+    directions for which `control` has no token."""
     if not any(c.isalnum() for c in text):
         return False
+    if control and any(span.spoken in control for span in normalize_spans(text, control=control)):
+        return True
     return any(c.isalnum() for c in markdown.strip(text).text)
 
 

@@ -64,7 +64,7 @@ _HAN_IS = re.compile("(?<=[0-9A-Za-z]) ?[是为]")
 
 _SIGN = "[-–—,;:，、；：$€£¥￥₩₹%‰°℃℉+=@/²³½¼¾×]"
 _HARMLESS = re.compile(
-    rf"""(?: {_LETTER} | {_HAN} | [0-9] | [ ] | {_SIGN}
+    rf"""(?: {_LETTER} | {_HAN} | [0-9] | [ ] | (?!\$[A-Za-z\\]){_SIGN}
         | (?<=[A-Za-z0-9])\.(?=[a-z0-9,;:])       # inside a number, an address or an abbreviation
         | (?<=[A-Za-z0-9])_(?=[A-Za-z0-9])
         | (?<!\#)\#(?=[0-9]) | (?<!~)~(?=[0-9]) | &(?![A-Za-z0-9\#]+;)

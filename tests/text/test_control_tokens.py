@@ -14,8 +14,8 @@ def said(text: str, lang: str | None = None, control: tuple[str, ...] = CONTROL)
 
 def test_only_the_given_tokens_pass() -> None:
     text = "That is <strong>42</strong> [laughter] [cough] of them."
-    assert said(text) == "That is <strong>forty two</strong> [laughter] cough of them."
-    assert said(text, control=()) == "That is forty two laughter cough of them."
+    assert said(text) == "That is <strong>forty two</strong> [laughter]  of them."
+    assert said(text, control=()) == "That is forty two   of them."
     assert said("高兴地说<|endofprompt|>你有3个[laughter]。") == "高兴地说<|endofprompt|>你有三个[laughter]。"
 
 
