@@ -50,7 +50,7 @@ class EnglishReader:
 
     def read(self, text: str, sounds: Sequence[tuple[int, int, str]] = ()) -> EnglishReading:
         """The phonemes of each word of hibari's normalised text, whose words may differ from those of the text."""
-        plain = _spell_ids(text.translate(_NO_MARKUP))
+        plain = _LETTER_A.sub("A.", _spell_ids(text.translate(_NO_MARKUP)))
         tokens = self._g2p.tokenize(self._normalize(plain))
         if sounds:
             _give_sounds(tokens, text, sounds)
@@ -77,6 +77,8 @@ class EnglishReader:
         return [self.symbols[char] for char in phonemes if char in self.symbols]
 
 
+_LETTER_A = re.compile(r"(?<![\w.'’])A(?=[,;:?!]|[ \"”)]*\Z| [B-HJ-Z]\b(?!['’]))")
+"""The letter, which hibari reads as the article if it has no full stop: "A, N, N, A", "five A M". Not "A I"."""
 _NO_MARKUP = str.maketrans("[]", "  ")
 """hibari reads `[word](/phonemes/)` as phonemes; text from a bot must not have that effect."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import re
 import shutil
 import unicodedata
 from bisect import bisect_right
@@ -84,6 +85,18 @@ _LANGUAGES = {
 }
 
 _MANDARIN, _KOREAN = "cmn", "ko"
+_SILENT_ER = re.compile("(?<=[会点块花今明头活们空孩天馅玩画这那哪事])儿(?![子童女科歌孙])")
+"""espeak spells a syllable with this ending in English letters. Without the ending the word is understood."""
+_NUMERALS = (
+    "II", "III", "IV", "VI", "VII", "VIII", "IX", "XI", "XII", "XIII", "XIV", "XV", "XVI", "XVII", "XVIII", "XIX", "XX",
+)  # fmt: skip
+_ROMAN = re.compile(rf"(?<![\w.])(?:{'|'.join(reversed(_NUMERALS))})(?![\w.]\w)(?!\w)")
+"""espeak says "roman three" for III."""
+_IONG = {
+    **dict.fromkeys("凶兄胸匈汹", "[[S;j'ong55]]"), **dict.fromkeys("熊雄", "[[S;j'ong35]]"),
+    **dict.fromkeys("穷琼穹", "[[tS;hj'ong35]]"), **dict.fromkeys("窘迥炯", "[[tS;j'ong214]]"),
+}  # fmt: skip
+"""Characters that espeak spells in English letters too, in its own phonemes."""
 
 _IN_HANGUL = frozenset({"CJK", "HIRAGANA", "KATAKANA"})
 """Letters of these scripts are read in hangul in a Korean text."""
@@ -396,7 +409,26 @@ def _speak(installation: _Installation, utterance: Utterance, voice: str, cancel
     # Only Mandarin is written in pinyin.
     sounds = utterance.pronunciations if voice == _MANDARIN else ()
     text = with_same_sounds(utterance.text, sounds)
+    if voice.startswith("en"):
+        text = _ROMAN.sub(_in_digits, text)
+    if voice == _MANDARIN:
+        text, phonemes = _mandarin(text, phonemes)
     return speak_pieces(in_hangul(text) if voice == _KOREAN else text, speak, cancelled)
+
+
+def _in_digits(numeral: re.Match[str]) -> str:
+    """A Roman numeral in digits, as long as before."""
+    letters = [{"I": 1, "V": 5, "X": 10}[letter] for letter in numeral[0]]
+    value = sum(-now if now < after else now for now, after in zip(letters, [*letters[1:], 0], strict=True))
+    return str(value).ljust(len(letters))
+
+
+def _mandarin(text: str, phonemes: Sequence[Sound]) -> tuple[str, list[Sound]]:
+    """A text in Mandarin and its phonemes, without what espeak would spell. No character moves."""
+    text = _SILENT_ER.sub(" ", text)
+    given = {at for start, end, _ in phonemes for at in range(start, end)}
+    more = ((at, at + 1, _IONG[char]) for at, char in enumerate(text) if char in _IONG and at not in given)
+    return text, sorted([*phonemes, *more])
 
 
 def _phonemes(installation: _Installation, utterance: Utterance, voice: str) -> list[Sound]:
