@@ -55,7 +55,7 @@ _TRIGGER = re.compile(
 )
 _DIGITS = re.compile("[0-9]+")
 _LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+|_")
-_SENTENCE_END = re.compile(r"[.!?。！？…](?=\s)|\n")
+_SENTENCE_END = re.compile(r"[.!?…](?=\s)|[。！？]|\n")
 _N_LEFT, _N_RIGHT = 44, 24
 """Characters on each side of a shape that may be evidence."""
 _YEAR = re.compile("(?:19[0-9]{2}|20[0-9]{2})")
@@ -310,7 +310,8 @@ def _dashed(shape: Shape) -> dict[str, float]:
     if written[0] in "+(0" or ")" in written:
         return {"range": 1.0, "code": 0.0} if _is_short(groups) else {"code": 1.0}
     if len(groups) > 2:
-        return {"code": 2.0} | ({"date": 3.0} if _is_date(groups) and len(groups[0]) == 4 else {})
+        weights = {"code": 2.0} | ({"address": 0.0} if _may_be_house(groups) else {})
+        return weights | ({"date": 3.0} if _is_date(groups) and len(groups[0]) == 4 else {})
     unit = shape.unit
     counted = 3.0 if unit is not None and not unit["weak"] else 0.0
     first, last = int(groups[0]), int(groups[1])
@@ -319,6 +320,11 @@ def _dashed(shape: Shape) -> dict[str, float]:
     if _YEAR.fullmatch(groups[0]) and len(groups[1]) == 2 and 1 <= last <= 12:
         weights["year_month"] = 2.0
     return weights
+
+
+def _may_be_house(groups: list[str]) -> bool:
+    """Whether three groups and more may be block, house and room: 2-15-8, 1-1-4-2501."""
+    return len(groups[0]) <= 3 and sum(map(len, groups)) <= 8 and all(group[0] != "0" for group in groups)
 
 
 def _is_short(groups: list[str]) -> bool:
