@@ -1,8 +1,8 @@
 """Turns written text into spoken words: numbers, amounts, dates, codes, units, signs, addresses. Marks are dropped.
 
-Korean is read by the reader (`reader.py`, with the tables of `languages/korean`), English and Mandarin by rules of
-their own. Digits in Mandarin text are read in Mandarin, and its English words stay. Japanese has rules for the common
-forms. Text in another language keeps its digits for the engine and only loses what is never spoken.
+Korean and Japanese are read by the reader (`reader.py`, with the tables of `languages/`), English and Mandarin by rules
+of their own. Digits in Mandarin text are read in Mandarin, and its English words stay. Text in another language keeps
+its digits for the engine and only loses what is never spoken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from telephony_tts.text import markdown
 from telephony_tts.text.chinese.rules import CHINESE
 from telephony_tts.text.english.rules import ENGLISH
-from telephony_tts.text.japanese_rules import JAPANESE, JAPANESE_DIGITS
+from telephony_tts.text.languages.japanese import JAPANESE, JAPANESE_DIGITS
 from telephony_tts.text.languages.korean import KOREAN
 from telephony_tts.text.reader import Tables, read
 from telephony_tts.text.scanner import Language, readings
@@ -77,10 +77,9 @@ def detect_lang(text: str) -> str:
     text = text[:_N_HEARD]
     if text.isascii():
         return "en"
-    if _HANGUL.search(text):
-        return "ko"
-    if _KANA.search(text):
-        return "ja"
+    n_hangul, n_kana = len(_HANGUL.findall(text)), len(_KANA.findall(text))
+    if n_hangul or n_kana:
+        return "ja" if n_kana >= n_hangul else "ko"
     n_han = len(_HAN.findall(text)) + len(_CJK_MARK.findall(text))
     n_words = len(_LATIN_WORD.findall(text))
     if n_han:

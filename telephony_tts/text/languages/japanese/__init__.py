@@ -1,0 +1,272 @@
+"""How numbers, codes and signs are read in Japanese text: what the reader needs to know, and what is said."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from telephony_tts.text import addresses, reader
+from telephony_tts.text.languages.japanese import dates
+from telephony_tts.text.languages.japanese.evidence import EVIDENCE, HAN
+from telephony_tts.text.languages.japanese.money import MONEY, money
+from telephony_tts.text.languages.japanese.numbers import DIGITS, KANJI, Kanji, kanji_value
+from telephony_tts.text.languages.japanese.signs import SIGN_CHARACTERS, say_sign
+from telephony_tts.text.languages.japanese.units import UNIT, UNIT_CHARACTERS, UNITS
+from telephony_tts.text.patterns import NUMBER
+from telephony_tts.text.reader import Shape
+
+_PART = re.compile(r"[A-Za-z]+|[0-9]+|_")
+_CAR = re.compile("車|ナンバー|プレート|登録番号|駐車|レンタカー")
+_NAMES = {
+    "3G": "スリージー", "4G": "フォージー", "5G": "ファイブジー", "4K": "フォーケー", "8K": "ハチケー",
+    "2D": "ツーディー", "3D": "スリーディー", "1st": "ファースト", "2nd": "セカンド",
+    "3rd": "サード", "4th": "フォース",
+    "24/7": "二十四時間年中無休",
+}  # fmt: skip
+_BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
+
+
+class _Say:
+    """What is said for each kind, in one of the two kinds of numbers."""
+
+    def __init__(self, style: Kanji) -> None:
+        self._style = style
+        self._amount, self._code = style.amount, style.code
+        words = addresses.AddressWords(
+            at="アットマーク",
+            signs={".": "ドット", "/": "スラッシュ", "-": "ハイフン", "_": "アンダーバー", ":": "コロン"},
+            digits=style.code,
+            space=" ",
+        )
+        self._addresses = addresses.address_rules(words)
+
+    def tables(self, of_style: reader.Forms, trigger: str) -> reader.Tables:
+        style = self._style
+        say: dict[str, reader.Say] = {
+            "email": partial(self._address, 0),
+            "url": partial(self._address, 1),
+            "mask": self._mask,
+            "keys": lambda shape: "".join(
+                {"*": "米印", "#": "シャープ"}.get(part, "") or self._code(part)
+                for part in re.findall("[0-9]+|[*#]", shape.written)
+            ),
+            "code": self._say_code,
+            "telephone": self._say_code,
+            "amount": self._say_amount,
+            "range": self._range,
+            "size": lambda shape: self._last_with_unit(re.split(r" ?[x×X*] ?", shape.written), "かける", shape),
+            "clock": self._clock,
+            "hour": lambda shape: dates.clock(shape.groups, style, re.sub("[^apAP]", "", shape.written)[:1]),
+            "duration": lambda shape: dates.duration(shape.groups, style),
+            "date": lambda shape: dates.date(shape.groups, style),
+            "year_month": lambda shape: dates.date(shape.groups, style),
+            "month_day": lambda shape: None if "." in shape.written else dates.month_day(shape.groups, style),
+            "expiry": lambda shape: f"{self._amount(shape.groups[1])}年{self._amount(str(int(shape.groups[0])))}月",
+            "day_range": lambda shape: None,
+            "era": lambda shape: dates.era(shape.written, shape.groups, style),
+            "weekday": self._weekday,
+            "weekdays": lambda shape: dates.weekdays(shape.written, style),
+            "version": lambda shape: re.sub("[0-9.]", "", shape.written) + self._joined(shape, style.point),
+            "ip": lambda shape: style.point.join(map(self._code, shape.groups)),
+            "ratio": partial(self._joined, joint="対"),
+            "pair": lambda shape: self._last_with_unit(shape.written.split("/"), "の", shape),
+            "rating": lambda shape: None,
+            "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._amount(shape.groups[0])}",
+            "address": partial(self._joined, joint="の"),
+            "minus": partial(self._joined, joint="マイナス"),
+            "named": self._named,
+            "mixed": partial(self._mixed, False),
+            "mixed_code": partial(self._mixed, True),
+            "plate": self._plate,
+            "money": self._money,
+            "numero": lambda shape: "ナンバー",
+            "floor": lambda shape: f"{'地下' if shape.written[0] == 'B' else ''}{self._amount(shape.groups[0])}階",
+            "wide": lambda shape: self._amount("".join(shape.groups)),
+            "part_of_day": lambda shape: "午前" if shape.written[0] in "aA" else "午後",
+            "bound": self._bound,
+            "name": lambda shape: _NAMES[shape.written],
+            "some_days": self._some_days,
+            "per_year": lambda shape: "ネン",
+            "kanji_code": self._kanji_code,
+            "kanji_telephone": self._kanji_telephone,
+            "kanji_day": self._kanji_day,
+            "kanji_number": lambda shape: None if (value := kanji_value(shape.written)) is None else str(value),
+        }
+        return reader.Tables(
+            unit=UNIT,
+            evidence=EVIDENCE,
+            say=say,
+            signs=partial(say_sign, style=style),
+            trigger=reader.trigger(trigger),
+            forms=of_style,
+        )
+
+    def _address(self, index: int, shape: Shape) -> str | None:
+        pattern, say = self._addresses[index]
+        found = pattern.match(shape.text, shape.start)
+        return say(found) if found else None
+
+    def _say_code(self, shape: Shape) -> str:
+        written = shape.written
+        sign = "郵便番号" if written[0] == "〒" else "プラス" if written[0] == "+" else ""
+        if "の" in written:
+            return sign + "の".join(map(self._code, shape.groups))
+        return sign + self._code(written)
+
+    def _mask(self, shape: Shape) -> str | None:
+        return self._code(shape.written) if shape.groups else "" if "*" in shape.written else None
+
+    def _say_amount(self, shape: Shape) -> str | None:
+        """A number with its unit, which is said too where it is written in letters or signs."""
+        number, unit = shape.written.lstrip("+"), shape.unit
+        sign = "プラス" if shape.written.startswith("+") else ""
+        if unit is not None and unit["money"]:
+            return self._money(shape)
+        is_padded = len(number) > 1 and number[0] == "0" and number.isdigit()
+        if is_padded and (unit is None or unit["weak"] or len(number) > 2):
+            return sign + self._code(number)
+        return sign + self._last_with_unit([number], "", shape)
+
+    def _last_with_unit(self, numbers: list[str], joint: str, shape: Shape) -> str:
+        """Amounts, with the unit behind the last one if it is written in letters or signs."""
+        said = joint.join(self._amount(number.strip()) for number in numbers)
+        unit = shape.unit
+        if unit is None or not unit["written"]:
+            return said
+        shape.end = unit.end()
+        return said + UNITS[unit["written"]]
+
+    def _range(self, shape: Shape) -> str:
+        return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)
+
+    def _clock(self, shape: Shape) -> str | None:
+        part, n_taken = dates.meridiem(shape.right)
+        said = dates.clock(shape.groups, self._style, part)
+        shape.end += n_taken if said else 0
+        return said
+
+    def _weekday(self, shape: Shape) -> str | None:
+        found = dates.WEEKDAY.match(shape.text, shape.start)
+        is_behind_day = shape.left.endswith("日") or (shape.before is not None and shape.before.end == shape.start)
+        if found is None or not is_behind_day:
+            return None
+        return f"{found['day']}曜日" + ("、祝日" if found["holiday"] else "")
+
+    def _joined(self, shape: Shape, joint: str) -> str:
+        return joint.join(map(self._amount, shape.groups))
+
+    def _mixed(self, digits_one_by_one: bool, shape: Shape) -> str | None:
+        written = shape.written
+        if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
+            return None  # 5kg
+        said = []
+        for part in _PART.findall(written):
+            if part.isdigit():
+                spells = digits_one_by_one or len(part) > 2 or part[0] == "0"
+                said.append(self._code(part) if spells else self._amount(part))
+            else:
+                said.append("アンダーバー" if part == "_" else self._style.letters(part) if digits_one_by_one else part)
+        return self._style.mixed(said) if digits_one_by_one else "".join(said)
+
+    def _named(self, shape: Shape) -> str:
+        found = re.search("[0-9.]+$", shape.written)
+        number = found.group() if found else ""
+        return shape.written[: len(shape.written) - len(number)].rstrip("-") + self._amount(number)
+
+    def _plate(self, shape: Shape) -> str | None:
+        """ "品川300あ12-34": a letter that may be a particle needs a car."""
+        letter = re.sub("[^あ-ん]", "", shape.written)
+        if letter in "かがでとなにのはへもや" and not (_CAR.search(shape.left) or _CAR.search(shape.right)):
+            return None
+        return f"{self._code(shape.groups[0])} {letter} {self._code(''.join(shape.groups[1:]))}"
+
+    def _money(self, shape: Shape) -> str | None:
+        found = MONEY.match(shape.text, shape.start)
+        if found is None:
+            return None
+        shape.end = found.end()
+        return money(found, self._style)
+
+    def _bound(self, shape: Shape) -> str:
+        sign = shape.written[0]
+        said = self._last_with_unit([shape.written[1:]], "", shape)
+        if shape.unit is not None and (counter := shape.unit["counter"] or shape.unit["weak"]):
+            said, shape.end = said + counter, shape.unit.end()
+        return said + _BOUNDS[sign]
+
+    def _some_days(self, shape: Shape) -> str | None:
+        """2〜3日 is "two, three days"."""
+        first, last = (int(group) for group in shape.groups)
+        short = dict(enumerate(("イチ", "ニ", "サン", "ヨン", "ゴ", "ロク", "ナナ", "ハチ", "ク"), 1))
+        return f"{short[first]}{short[last]}ニチ" if last == first + 1 else None
+
+    def _kanji_code(self, shape: Shape) -> str | None:
+        """A code that is already in kanji, as a voice that reads characters would be given it."""
+        plain = shape.written.replace("ゼロ", "〇")
+        return self._code("".join(str("〇一二三四五六七八九".index(char)) for char in plain)) if "〇" in plain else None
+
+    def _kanji_telephone(self, shape: Shape) -> str | None:
+        """A number that another reader took for amounts: "(ゼロ三)千二百三十四から五千六百七十八"."""
+        area, first, last = re.split("[)）]|から", shape.written.lstrip("(（"))
+        groups = [kanji_value(first), kanji_value(last)]
+        said = self._kanji_code(Shape("kanji_code", area, 0, len(area)))
+        return None if None in groups else f"{said}{self._style.pause}{self._code(f'{groups[0]}-{groups[1]}')}"
+
+    def _kanji_day(self, shape: Shape) -> str | None:
+        month, day = map(kanji_value, shape.written.split("/"))
+        return None if month is None or day is None else dates.month_day([str(month), str(day)], self._style)
+
+
+_KANJI_NUMBER = "[一二三四五六七八九十百千]{1,9}"
+_MINUTES_FOLLOW = "間|ほど|後|前|以内|程度|待ち|くらい|、[一二三四五六七八九十]+分"
+_FORMS = (
+    ("telephone", re.compile(
+        r"\+[0-9]{1,3}(?:[ -][0-9]{1,5}){2,5}(?![0-9])|〒 ?[0-9]{3}[-–ー]?[0-9]{4}(?![0-9])"
+        r"|0[0-9]{1,4}(?:[-–ー・の][0-9]{1,5}){2,6}(?![0-9])"
+        r"|[(（]0[0-9]{1,4}[)）] ?[0-9]{1,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{1,4}[(（][0-9]{1,4}[)）][0-9]{3,4}(?![0-9])"
+    )),
+    ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9/])")),
+    ("numero", re.compile(r"(?<![^\W_])No\. ?(?=[0-9])")),
+    ("money", MONEY),
+    ("era", dates.ERA),
+    ("weekday", dates.WEEKDAY),
+    ("weekdays", dates.DAYS),
+    ("date", re.compile(r"(?:19|20)[0-9]{2}-[0-9]{1,2}-[0-9]{1,2}T(?=[0-9]{1,2}:)")),
+    ("hour", re.compile(
+        r"[AaPp]\.?[Mm]\.? ?[0-9]{1,2}(?:[:：][0-9]{2})?(?![0-9:]|\.[0-9]| ?時)"
+        r"|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"
+    )),
+    ("part_of_day", re.compile(r"[AaPp]\.?[Mm]\.? ?(?=[0-9]{1,2} ?時)")),
+    ("clock", re.compile(r"[0-9]{1,3}[:：][0-9]{2}(?:[:：][0-9]{2})?(?![0-9:：])")),
+    ("ratio", re.compile(r"[0-9]{1,3}[:：][0-9]{1,3}(?![0-9:：])")),
+    ("floor", re.compile(r"B?[1-9][0-9]?F(?![A-Za-z0-9])")),
+    ("wide", re.compile(r"[0-9]{1,3}(?:，[0-9]{3})+(?![0-9])")),
+    ("bound", re.compile(rf"(?<![0-9分円%歳名人])[<>≦≤≧≥] ?{NUMBER}")),
+    ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+    ("plate", re.compile(
+        rf"(?<=[{HAN} ])[0-9]{{2,3}} ?[あ-ん] ?(?:[0-9]{{2}}-[0-9]{{2}}|[0-9]{{1,4}})(?![0-9.,])"
+    )),
+)  # fmt: skip
+_KANJI_FORMS = (
+    ("some_days", re.compile("[1-8][〜~][2-9]日(?!間?まで)")),
+    ("per_year", re.compile(r"(?<![0-9〇一二三四五六七八九十毎])年(?=[0-9.,]+(?:%|回|パーセント))")),
+    ("kanji_telephone", re.compile(
+        rf"[(（]ゼロ(?:ゼロ|[〇一二三四五六七八九]){{1,4}}[)）]{_KANJI_NUMBER}から{_KANJI_NUMBER}"
+    )),
+    ("kanji_code", re.compile("(?:ゼロ|[〇一二三四五六七八九]){4,40}")),
+    ("kanji_day", re.compile(f"{_KANJI_NUMBER}/{_KANJI_NUMBER}")),
+    ("kanji_number", re.compile(
+        f"(?<![0-9]){_KANJI_NUMBER}(?=号室|時|円|名様|件|人様|(?:分(?:{_MINUTES_FOLLOW})))"
+        f"|(?<=時|約){_KANJI_NUMBER}(?=分)|(?<=分、){_KANJI_NUMBER}(?=分)"
+    )),
+)  # fmt: skip
+_TRIGGER = (
+    r"(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
+    rf"|(?:令和|平成|昭和)(?= ?[0-9])|[{dates.WEEKDAYS}](?= ?[・、/〜~–-] ?[{dates.WEEKDAYS}])"
+    rf"|[(（](?=[{dates.WEEKDAYS}](?:曜|・祝|[)）]))|[(（](?=0[0-9]{{1,4}}[)）])|[{SIGN_CHARACTERS}{UNIT_CHARACTERS}]"
+)
+JAPANESE = _Say(KANJI).tables(reader.Forms(_FORMS), _TRIGGER)
+JAPANESE_DIGITS = _Say(DIGITS).tables(
+    reader.Forms((*_KANJI_FORMS, *_FORMS)), rf"{_TRIGGER}|[(（](?=ゼロ)|[〇一二三四五六七八九十百千]|ゼロ|年(?=[0-9])"
+)
+"""For a voice that reads counters, dates and amounts itself, also in text that has its numbers in kanji already."""

@@ -1,0 +1,114 @@
+"""What is said for a sign in Japanese text that belongs to no number."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from telephony_tts.text.languages.japanese.evidence import HAN
+from telephony_tts.text.languages.japanese.money import CURRENCIES
+from telephony_tts.text.languages.japanese.numbers import Kanji
+from telephony_tts.text.languages.japanese.units import UNIT_CHARACTERS, UNITS
+from telephony_tts.text.patterns import vulgar_fraction
+from telephony_tts.text.reader import Shape
+
+_WORDS = {
+    "&": "アンド", "@": "アット", "%": "パーセント", "=": "イコール", "+": "プラス", "±": "プラスマイナス",
+    "×": "かける", "÷": "わる", "≠": "ノットイコール", "≈": "約", "№": "ナンバー", "²": "の二乗", "³": "の三乗",
+    "¢": "セント", "○": "丸", "◎": "二重丸", "〒": "郵便番号",
+    "㈱": "株式会社", "㈲": "有限会社", "㈹": "代表", "℡": "電話",
+    "≦": "以上", "≤": "以上", "≧": "以下", "≥": "以下",
+}  # fmt: skip
+"""≦ and ≧ stand here behind the number that they bound: 18歳≦."""
+SIGN_CHARACTERS = "".join(_WORDS) + "−–〜▲△±<>※*①-⑳㉑-㉟Ⅰ-ⅻ⅐-⅞¼½¾㌀-㍗㍻-㍾"
+_WAVES, _DASHES = "~∼〜", "-–—"
+_COUNTED = re.compile(rf"[0-9A-Za-z{HAN}ァ-ヶー%℃)）]\s?$")
+_GOES_ON = re.compile(rf"\s?(?:[0-9A-Za-z{HAN}ァ-ヶ¥$]|[-▲][0-9])")
+_OPEN_END = re.compile(r"(?:で|の|に|は|と|、|。|$)")
+_BEFORE_DASH = re.compile(r"[0-9時分日月円階名%曜)）]\s?$")
+_KEY = re.compile(r"\s?(?:[0-9を、と]|キー|ボタン|印|マーク|の)")
+
+
+_RATED = re.compile(f"(?:{'|'.join({*CURRENCIES.values(), *UNITS.values()})}|[0-9A-Za-z名件個])$")
+_PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
+
+
+def say_sign(shape: Shape, style: Kanji) -> str | None:
+    """The word of the sign; "" if it is silent, None if it stays as it is written."""
+    char, left, right = shape.written, shape.left, shape.right
+    if char in _WAVES or char in _DASHES:
+        return _say_stroke(shape, char)
+    if char in "▲△±":
+        return "プラスマイナス" if char == "±" else "マイナス" if re.match("[¥$€£]?[0-9]", right) else ""
+    if char in "*※":
+        return "米印" if _KEY.match(right) else ""
+    if char == "#":
+        return "シャープ" if _KEY.match(right) or not right[:1].isalpha() else "ハッシュタグ"
+    if char == "_":
+        return "アンダーバー" if _is_latin(left[-1:]) and _is_latin(right[:1]) else ""
+    if char == "/":
+        return _say_slash(shape)
+    if char in "<>":
+        is_between = re.search(r"[0-9分円%]\s?$", left) and re.match(r"\s?[0-9]", right)
+        return {"<": "小なり", ">": "大なり"}[char] if is_between else ""
+    if char in CURRENCIES:
+        return "" if char == "\\" else CURRENCIES[char]
+    if char in UNIT_CHARACTERS:
+        return UNITS[char]
+    if char in _WORDS:
+        return _WORDS[char]
+    if char in "^|{}`":
+        return ""
+    return _say_number_sign(shape, style)
+
+
+def _say_stroke(shape: Shape, char: str) -> str | None:
+    """A wave or a dash: from one to another, the next part of an address, minus, or nothing."""
+    left, right = shape.left, shape.right
+    if char not in _WAVES:
+        if re.search("(?:丁目|番地?|号|条)$", left) and right[:1].isdigit():
+            return "の"
+        if not _BEFORE_DASH.search(left) or not re.match(r"\s?[0-9]", right):
+            return "マイナス" if re.match("[¥$€£]?[0-9]", right) and not _is_latin(left[-1:]) else None
+        return "から"
+    if not _COUNTED.search(left):
+        return ""
+    is_open = re.search(r"[0-9円時分日月年%名]$", left) and _OPEN_END.match(right)
+    return "から" if is_open or _GOES_ON.match(right) else ""
+
+
+def _is_latin(char: str) -> bool:
+    return char.isascii() and char.isalnum()
+
+
+def _say_slash(shape: Shape) -> str:
+    """For each: 円/kWh, 円/月, 円/人."""
+    if not _RATED.search(shape.left):
+        return ""
+    if unit := _PER.match(shape.right):
+        shape.end += unit.end()
+        return "毎" + UNITS[unit.group()]
+    if shape.right[:1] in ("月", "年", "日", "週"):
+        return "毎"
+    return "、一" if re.match("[人回件個本枚組台名室泊](?![ぁ-ん]?[一-鿿])", shape.right) else ""
+
+
+def _say_number_sign(shape: Shape, style: Kanji) -> str | None:
+    """A number in one character: ⑫, Ⅲ, ½; or letters in one: ㌔."""
+    char = shape.written
+    if "㌀" <= char <= "㏿":
+        return unicodedata.normalize("NFKC", char)
+    try:
+        value = unicodedata.numeric(char)
+    except ValueError:
+        return None
+    if char in "〇零" or HAN[0] <= char <= "鿿":
+        return None
+    if value == int(value):
+        follows = "①" <= char <= "⑳" and "①" <= shape.right[:1] <= "⑳"
+        return style.amount(str(int(value))) + ("、" if follows else "")
+    fraction = vulgar_fraction(value)
+    if fraction is None:
+        return None
+    whole = "と" if shape.left[-1:].isdigit() else ""
+    return f"{whole}{style.amount(str(fraction[1]))}分の{style.amount(str(fraction[0]))}"
