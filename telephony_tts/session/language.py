@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from telephony_tts.engines.api import LangSource
-from telephony_tts.text.normalizer import WITH_DIGITS, detect_lang
+from telephony_tts.text.normalizer import WITH_DIGITS, detect_lang, may_be_japanese
 
 DetectLanguage = Callable[[str], str | None]
 """Returns the language of a sentence in Latin letters, or None if it is not certain. Takes about 0.1 ms."""
@@ -16,8 +16,8 @@ ReadsDigits = Callable[[str | None, str], bool]
 
 
 class CallLanguage:
-    """The language of one call. A sentence that does not show it has the language of the one before: "482913", and with
-    a detector also "OK."."""
+    """The language of one call. A sentence that does not show it has the language of the one before: "482913。", in a
+    Japanese call "合計12,500円。", and with a detector also "OK."."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class CallLanguage:
         """The last language that `detect` was certain of."""
         self.codes: set[str] = set()
         """Digits that were said as codes in the call. They stay codes."""
-        self._before: tuple[str, LangSource] = ("en", "letters")
-        """The language of the last sentence with letters, and its source."""
+        self._before: tuple[str, LangSource] | None = None
+        """The language of the last sentence with letters, and its source. None if there was none yet."""
 
     def of(self, sentence: str, said: str | None) -> tuple[str, LangSource]:
         """The language of the call's next sentence, and its source. `said` is what the bot names, and it decides."""
@@ -43,13 +43,23 @@ class CallLanguage:
             return said, "bot"
         seen = detect_lang(sentence)
         if seen == "en" and not any(char.isalpha() for char in sentence):
+            return self._before or ("en", "letters")
+        if seen == "zh" and self._before is not None and not self._shows_chinese(sentence, self._before[0]):
             return self._before
-        self._before = seen, "letters"
+        now: tuple[str, LangSource] = seen, "letters"
         if self._detect is not None and seen == "en":
             self._last = self._detect(sentence) or self._last
             if self._last is not None:
-                self._before = self._last, "words"
-        return self._before
+                now = self._last, "words"
+        self._before = now
+        return now
+
+    @staticmethod
+    def _shows_chinese(sentence: str, before: str) -> bool:
+        """Whether more than marks, and behind Japanese more than characters that it has too, call it Chinese."""
+        if before.startswith("ja"):
+            return not may_be_japanese(sentence)
+        return any(char.isalpha() for char in sentence)
 
     def reading(self, language: tuple[str, LangSource], voice: str | None) -> str:
         """The language whose rules are used to read numbers and signs, for the bot's `voice`.

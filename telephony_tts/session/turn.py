@@ -535,8 +535,9 @@ class Turn:
         return text[: lexicon.may_begin(text, lang, self.speaking.voice)]
 
     def _known(self, language: tuple[str, LangSource] | None) -> str | None:
-        """The language in which a sentence is read, whatever text follows. None if its letters decide."""
-        if language is None or language[1] == "letters":
+        """The language in which a sentence is read, whatever text follows. None if its letters decide: not those that
+        Japanese has in common with Chinese."""
+        if language is None or (language[1] == "letters" and language[0] != "ja"):
             return None
         return self._language.reading(language, self.speaking.voice)
 

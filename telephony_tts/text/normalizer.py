@@ -31,6 +31,8 @@ _CODES = {"cmn": "zh", "yue": "zh", "chi": "zh", "zho": "zh", "eng": "en", "jpn"
 
 _CJK_MARK = re.compile("[，。、；：？！（）《》「」【】￥]")
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_CHINESE_WORDS = re.compile("[您你妳我們這嗎呢吧麼]|谢|不是|可以|需要")
+"""In characters that Japanese has too."""
 _KANA = re.compile("[\u3041-\u309f\u30a1-\u30fa\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3131-\u318e]")
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
@@ -85,6 +87,15 @@ def detect_lang(text: str) -> str:
     if n_han:
         return "zh" if 2 * n_han >= n_words else "en"
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
+
+
+def may_be_japanese(text: str) -> bool:
+    """Whether a text that `detect_lang` calls Chinese may be Japanese without kana: "合計12,500円。"."""
+    try:
+        "".join(_HAN.findall(text)).encode("cp932")
+    except UnicodeEncodeError:
+        return False  # it has a character that Japanese does not use
+    return not _CHINESE_WORDS.search(text)
 
 
 def normalize_spans(

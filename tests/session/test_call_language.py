@@ -42,6 +42,28 @@ def test_without_a_detector_latin_text_counts_as_english(text: str) -> None:
     assert CallLanguage().of(text, None) == ("en", "letters")
 
 
+JAPANESE, CHINESE = ("ja", "letters"), ("zh", "letters")
+
+
+def test_han_letters_and_marks_that_japanese_has_too_are_japanese_in_a_japanese_call() -> None:
+    call = CallLanguage()
+    assert call.of("2,200円。", None) == CHINESE, "nothing was said before"
+    assert call.of("お待たせしました。", None) == JAPANESE
+    for text in ("合計12,500円。", "電話番号03-1234-5678。", "482913。", "営業時間 9:00 開始", "髙橋様。", "OK。"):
+        assert call.of(text, None) == JAPANESE, text
+    for text in ("您的验证码是482913。", "总共12,500元。", "你好。"):
+        assert call.of("はい。", None) == JAPANESE
+        assert call.of(text, None) == CHINESE, text
+    assert call.of("合計12,500円。", None) == CHINESE, "the call is Chinese now"
+
+
+def test_marks_alone_do_not_change_the_language() -> None:
+    call = CallLanguage()
+    assert [call.of(text, None)[0] for text in ("482913。", "Hello.", "482913。", "합계입니다.", "482913。")] == [
+        "zh", "en", "en", "ko", "ko"
+    ]  # fmt: skip
+
+
 # -------------------------------------------------------------------- in a session
 
 
@@ -59,6 +81,20 @@ def test_each_sentence_goes_to_the_engine_in_its_own_language() -> None:
         ("OK.", "de", "words"),
         ("2 Uhr.", "de", "words"),
     ]
+
+
+@pytest.mark.parametrize("text_mode", ["sentence", "interleaved"])
+def test_a_sentence_without_kana_is_read_in_japanese(text_mode: str) -> None:
+    world = World(SessionSettings(first_clause_chars=0, text_mode=text_mode))
+    pieces = ("ご確認ください。", "合計金額12,500円、担当者名確認済、本人限定受取郵便", "発送手続完了済", "、以上。")
+    for piece in pieces:
+        world.send(m.Text(piece))
+        world.run(100 if piece[0] == "ご" else 2000)
+    world.send(m.End())
+    world.run(20_000)
+    said = [text for text, *language in utterances(world) if language == list(JAPANESE)]
+    fed = "".join(effect.text for effect in world.log if isinstance(effect, FeedText))
+    assert "".join(said[1:]) + fed == "合計金額一万二千五百円、担当者名確認済、本人限定受取郵便発送手続完了済、以上。"
 
 
 def test_a_later_turn_begins_in_the_language_of_the_call() -> None:
