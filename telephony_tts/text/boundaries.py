@@ -25,7 +25,9 @@ _LIST_MARKER = re.compile(rf"{_LABEL}[)）]?")
 _LIST_MARKER_ALONE = re.compile(rf"{_LABEL}[.．)）、][)）]?[\s*_]*")
 _JOINED_STOPS = re.compile(r"\.[-/–]")
 _AMOUNT = re.compile(r"[$€£¥￥]?\d[\d,]*(?:\.\d+)?")
-_DATE = re.compile(r"(?<![\d.])(?:(?:19|20)?\d\d(?:\.\s?\d{1,2}){0,2}|\d{1,2}\.\s?\d{1,2})(?!.)", re.DOTALL)
+_DATE = re.compile(
+    r"(?<![\d.])(?:(?:19|20)?\d\d(?:\.\s?\d{1,2}){0,2}|[RHS]\d(?:\.\d{1,2}){2}|\d{1,2}\.\s?\d{1,2})(?!.)", re.DOTALL
+)
 _CJK_LETTER = re.compile(r"[\u2e80-\u2fff\u3041-\u9fff\uac00-\ud7a3]")
 _WORDS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _ZH_SPEECH = re.compile(r"(?<!请)(?:说|问|答|道|喊|表示|回复|解释|补充|提醒|告诉)")
@@ -34,6 +36,9 @@ _FRONTED_MAX = 6
 _LONG_WORD = 5
 _ZH_LINKS = frozenset("的和与或及后时等")
 _ZH_CONTINUES = _ZH_LINKS | frozenset("并这字就即则而地得之")
+_JAPANESE_NOUN = re.compile("[ァ-ヺ]|画面|項目|表示|文字|番号|印|欄|様|宛|旨|等")
+"""Behind a quotation these go on with the sentence: 「本人です。」ボタン."""
+_AFTER_DATE = re.compile("[ぁ-ん付発迄生]")
 _KANA_PARTICLES = frozenset("とっはがをにのもでやかなだ")
 _OPENERS = frozenset(PAIRS).difference("([{") | frozenset("‘\"'")
 _SPOKEN_OPENERS = frozenset("“‘「『《〈【\"'*_#")
@@ -55,6 +60,8 @@ def ends_sentence(view: View, run: Run) -> bool:
     if run.ellipsis and before and before in "[(":
         return False
     if run.closed_after and not _closers_allow(view, run, following):
+        return False
+    if run.calls and not run.gap and _is_in_name(_token(view, run.start), following):
         return False
     if run.strong or (run.exclaim and is_cjk(before)):
         return run.strong or not _is_query(view, run, following)
@@ -114,6 +121,8 @@ def _closers_allow(view: View, run: Run, following: str) -> bool:
         return False
     if following in _KANA_PARTICLES and not run.gap:
         return False
+    if run.quote_closed and not run.gap and view.text[run.end - 1] in "」』" and _goes_on_in_japanese(view, run.next):
+        return False
     if run.quote_closed and opening is not None and following in _ZH_LINKS:
         return False
     if is_cjk(following):
@@ -127,6 +136,16 @@ def _closers_allow(view: View, run: Run, following: str) -> bool:
     if run.quote_closed and following.isupper():
         return not _speaker_follows(view, run.next)
     return True
+
+
+def _is_in_name(token: str, following: str) -> bool:
+    """Yahoo!ショッピング, Yahoo!天気."""
+    return token == "Yahoo" or (token != "" and token.isascii() and "ァ" <= following <= "ヺ")
+
+
+def _goes_on_in_japanese(view: View, place: int) -> bool:
+    view.at(place + 1)
+    return _JAPANESE_NOUN.match(view.text, place) is not None
 
 
 def _zh_speaker_follows(view: View, place: int) -> bool:
@@ -312,7 +331,7 @@ def _is_in_date(view: View, run: Run, following: str) -> bool:
     if date is None or date.end() != run.start:
         return False
     n_parts = date.group().count(".") + 1
-    if is_hangul(following):
+    if is_hangul(following) or (not run.gap and _AFTER_DATE.match(following)):
         return n_parts == 3 or (n_parts == 2 and not run.gap)
     if n_parts == 3 or not run.gap:
         return following in "~～(–-"
