@@ -301,6 +301,12 @@ class ReadsDigits(Protocol):
         """The prefixes of the languages in which it does."""
 
 
+def languages_read_in_digits(engine: object) -> Sequence[str]:
+    """The languages in which an engine, or the one whose phrases it keeps, reads most numbers itself."""
+    reads = getattr(engine, "inner", engine)
+    return reads.reads_digits if isinstance(reads, ReadsDigits) else ()
+
+
 class Engine(Protocol):
     """A speech engine. `tests/engines/conformance.py` tests every engine against this contract."""
 

@@ -17,12 +17,12 @@ from telephony_tts.engines.api import (
     EngineStats,
     FindsVoices,
     LangSource,
-    ReadsDigits,
     RecallsAudio,
     Utterance,
     Voice,
     has_language,
     language_prefix,
+    languages_read_in_digits,
 )
 from telephony_tts.engines.engine_view import EngineView
 from telephony_tts.engines.failover import Failover
@@ -96,7 +96,8 @@ class Catalog:
         if len(self._engines) != len(engines):
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
         self._recalls = {engine.name: engine.recall for engine in engines if isinstance(engine, RecallsAudio)}
-        self._digits = {engine.name: _reads_digits(engine) for engine in engines}
+        self._given = self._engines
+        """The engines themselves, also where a key sees only some of their voices."""
         self._default = engines[0]
         self._inserts = InsertPlayer()
         self._loading = dict.fromkeys(self._engines, "waiting")
@@ -201,13 +202,13 @@ class Catalog:
     def reads_digits(self, voice: str | None, language: str) -> bool:
         """Whether the engine of a text in this language, with the bot's `voice`, reads most numbers itself."""
         prefix = language_prefix(language)
-        if not any(prefix in languages for languages in self._digits.values()):
+        if not any(prefix in languages_read_in_digits(engine) for engine in self._given.values()):
             return False
         try:
             engine = self.resolve(voice, language, "")[0]
         except UnknownVoice:
             return False
-        return prefix in self._digits[engine.name]
+        return prefix in languages_read_in_digits(self._given[engine.name])
 
     def knows_voice(self, name: str) -> bool:
         """Whether an engine has a voice of this name, with or without the engine's name before it."""
@@ -368,12 +369,6 @@ class Catalog:
         if n_voices > MAX_NAMED:
             return f"there are {n_voices}, which `{shell_command('telephony-tts voices')}` lists"
         return f"the voices are {', '.join(map(_full_name, self.voices)) or 'none'}"
-
-
-def _reads_digits(engine: Engine) -> Sequence[str]:
-    """The languages in which an engine, or the one whose phrases it keeps, reads most numbers itself."""
-    reads = getattr(engine, "inner", engine)
-    return reads.reads_digits if isinstance(reads, ReadsDigits) else ()
 
 
 def _accepts(check: Callable[[Utterance], None], utterance: Utterance) -> bool:

@@ -77,6 +77,7 @@ class RemoteEngine:
         self._n_waiting = 0
         self._versions_of: dict[str, None] = {}
         self._streams_text = False
+        self._reads_digits: tuple[str, ...] = ()
         self._listed: tuple[tuple[tuple[Voice, ...], ...], tuple[Voice, ...]] = (), ()
         """The voices of the replicas, and what is listed of them."""
         self._counters: dict[str, float] = {}
@@ -88,6 +89,11 @@ class RemoteEngine:
     def streams_text(self) -> bool:
         """As the replicas say. False before the first one was reached."""
         return self._streams_text
+
+    @property
+    def reads_digits(self) -> tuple[str, ...]:
+        """The languages in which all replicas read digits. Empty before the first one was reached."""
+        return self._reads_digits
 
     def set_targets(self, targets: Mapping[str, str | None]) -> None:
         """Use these replicas, each with its token, from now on. Others finish the utterances that they have, and a
@@ -132,6 +138,10 @@ class RemoteEngine:
         attached = [each.attached for each in self._connections.values() if each.attached is not None]
         if attached:
             self._streams_text = all(each.streams_text for each in attached)
+            first, *others = attached
+            self._reads_digits = tuple(
+                language for language in first.reads_digits if all(language in each.reads_digits for each in others)
+            )
         self._changed.set()
         self._changed = asyncio.Event()
 

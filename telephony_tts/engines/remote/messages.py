@@ -19,7 +19,7 @@ belong to no utterance.
 | 5 | took | client | `audio_ns`: how much audio the listener has taken since the last `took` |
 | 6 | cancel | client | – |
 | 7 | find_voice | client | `name` |
-| 65 | attached | server | `protocol`, `engine`, `streams_text`, `software` |
+| 65 | attached | server | `protocol`, `engine`, `streams_text`, `software`, `reads_digits` |
 | 66 | status | server | see `EngineStatus`. The answer to each keep_alive; also sent when draining begins |
 | 67 | audio | server | `rate_hz`, `queued_ns`, `estimates`, `timings`: 4 numbers each, as in `Timing` |
 | 68 | ended | server | `error`, if there is one: `code`, `message`, `retryable`, `retry_after_ms` |
@@ -136,6 +136,7 @@ class Attached:
     engine: str
     streams_text: bool
     software: str = ""
+    reads_digits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def encode(message: FromClient | FromServer) -> bytes:
             return _frame(7, message.key, {"name": message.name})
         case Attached():
             known = {"protocol": message.protocol, "engine": message.engine, "streams_text": message.streams_text}
-            return _frame(65, 0, {**known, "software": message.software})
+            return _frame(65, 0, {**known, "software": message.software, "reads_digits": list(message.reads_digits)})
         case EngineStatus():
             return _frame(66, 0, _status_fields(message))
         case SpokenAudio():
@@ -532,7 +533,11 @@ _CLIENT_KINDS: dict[int, _Decoder] = {
 }
 _SERVER_KINDS: dict[int, _Decoder] = {
     65: lambda _, f, __: Attached(
-        _whole(f, "protocol"), _text(f, "engine"), _flag(f, "streams_text"), _text(f, "software", "")
+        _whole(f, "protocol"),
+        _text(f, "engine"),
+        _flag(f, "streams_text"),
+        _text(f, "software", ""),
+        _texts(f, "reads_digits"),
     ),
     66: _decode_status,
     67: _decode_audio,

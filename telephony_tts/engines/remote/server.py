@@ -20,7 +20,16 @@ import grpc.aio
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from telephony_tts.engines.api import Chunk, Engine, FindsVoices, HasVersion, TextFeed, Utterance, Voice
+from telephony_tts.engines.api import (
+    Chunk,
+    Engine,
+    FindsVoices,
+    HasVersion,
+    TextFeed,
+    Utterance,
+    Voice,
+    languages_read_in_digits,
+)
 from telephony_tts.engines.remote.addresses import EngineAddress
 from telephony_tts.engines.remote.messages import (
     MAX_MESSAGE_BYTES,
@@ -242,7 +251,8 @@ class EngineServer:
         return self.engine.voices if self._is_loaded else None
 
     def hello(self) -> Attached:
-        return Attached(PROTOCOL, self.engine.name, self.engine.streams_text, self._software)
+        digits = tuple(languages_read_in_digits(self.engine))
+        return Attached(PROTOCOL, self.engine.name, self.engine.streams_text, self._software, digits)
 
     def refusal(self) -> EngineError | None:
         """Why a new utterance cannot be taken."""

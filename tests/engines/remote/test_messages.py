@@ -62,7 +62,7 @@ def test_a_clients_message_survives(message: Any) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Attached(1, "fake", True, "telephony-tts 0.1.0"),
+        Attached(1, "fake", True, "telephony-tts 0.1.0", ("ja",)),
         EngineStatus(3, EngineStats(1, 2, 0.75, False, 900), True, 2, 1, (VOICE,), {"anna": "v1", "b": None}, ("anna",),
                      {"steps": 7.0}, ("anna",)),
         EngineStatus(0, EngineStats()),

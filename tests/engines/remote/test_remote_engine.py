@@ -206,6 +206,22 @@ def served_here(engine: Any, tmp_path: Path, work: Callable[[RemoteEngine, Engin
     run(serve)
 
 
+class DigitReader(FakeEngine):
+    reads_digits = ("ja",)
+
+
+def test_an_engine_behind_a_server_says_that_it_reads_digits(tmp_path: Path) -> None:
+    """Without that, 10分 came to it as 十分, which it reads as ジューブン."""
+
+    async def work(client: RemoteEngine, _: EngineServer) -> None:
+        assert client.reads_digits == ("ja",)
+        catalog = Catalog([client])
+        assert catalog.reads_digits(None, "ja-JP") and not catalog.reads_digits(None, "zh")
+
+    assert RemoteEngine("remote", ["unix:none"]).reads_digits == (), "nothing is known before a server is reached"
+    served_here(DigitReader(languages=["ja"]), tmp_path, work)
+
+
 def test_growing_text_is_spoken_as_it_comes(tmp_path: Path) -> None:
     engine = StreamingTones()
 
