@@ -274,7 +274,7 @@ def _clock(shape: Shape) -> dict[str, float]:
     weights = {"ratio": 0.0}
     if len(shape.groups) == 3:
         weights = {"duration": 3.0 if not hour else 1.0}
-    if hour <= 24 and minute <= 59:
+    if hour <= 29 and minute <= 59:  # 25:30 is in the night in Japanese
         weights["clock"] = 2.0
     return weights
 
@@ -291,6 +291,8 @@ def _slashed(shape: Shape) -> dict[str, float]:
         weights["month_day"] = 2.0
     if 1 <= upper <= 12 and len(groups[1]) == 2:
         weights["expiry"] = 0.0
+    if _YEAR.fullmatch(groups[0]) and 1 <= lower <= 12:
+        weights["year_month"] = 2.0
     if 0 < upper < lower and lower in FRACTION_DENOMINATORS:
         weights["fraction"] = 3.0
     return weights
