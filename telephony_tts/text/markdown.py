@@ -73,7 +73,7 @@ _MARK = re.compile(
     | (?P<star>\*)
     | (?P<arrow>{ARROW})
     | (?P<pipe>\|+)
-    | (?P<silent>(?:(?![▲△][¥￥$]?[0-9０-９]|[○◎][をのはがにとや印])[{_SILENT}])+)   # ▲5, ○を: Japanese
+    | (?P<silent>(?:(?![▲△][¥￥$]?[0-9０-９]|[○◎][をのはがにとやか」×印])[{_SILENT}])+)   # ▲5, ○を: Japanese
     )""",
     re.VERBOSE | re.MULTILINE,
 )

@@ -20,7 +20,7 @@ _CAR = re.compile("車|ナンバー|プレート|登録番号|駐車|レンタ�
 _NAMES = {
     "3G": "スリージー", "4G": "フォージー", "5G": "ファイブジー", "4K": "フォーケー", "8K": "ハチケー",
     "2D": "ツーディー", "3D": "スリーディー", "1st": "ファースト", "2nd": "セカンド",
-    "3rd": "サード", "4th": "フォース",
+    "3rd": "サード", "4th": "フォース", "5th": "フィフス", "10th": "テンス",
     "24/7": "二十四時間年中無休",
 }  # fmt: skip
 _BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
@@ -60,7 +60,7 @@ class _Say:
             "duration": lambda shape: dates.duration(shape.groups, style),
             "date": lambda shape: dates.date(shape.groups, style),
             "year_month": lambda shape: dates.date(shape.groups, style),
-            "month_day": lambda shape: None if "." in shape.written else dates.month_day(shape.groups, style),
+            "month_day": self._month_day,
             "expiry": lambda shape: f"{self._amount(shape.groups[1])}年{self._amount(str(int(shape.groups[0])))}月",
             "day_range": lambda shape: None,
             "era": lambda shape: dates.era(shape.written, shape.groups, style),
@@ -145,6 +145,12 @@ class _Say:
         shape.end += n_taken if said else 0
         return said
 
+    def _month_day(self, shape: Shape) -> str | None:
+        if "." in shape.written:
+            return None
+        shape.end += shape.right.startswith("日")
+        return dates.month_day(shape.groups, self._style)
+
     def _weekday(self, shape: Shape) -> str | None:
         found = dates.WEEKDAY.match(shape.text, shape.start)
         is_behind_day = shape.left.endswith("日") or (shape.before is not None and shape.before.end == shape.start)
@@ -159,14 +165,17 @@ class _Say:
         written = shape.written
         if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
             return None  # 5kg
-        said = []
-        for part in _PART.findall(written):
-            if part.isdigit():
-                spells = digits_one_by_one or len(part) > 2 or part[0] == "0"
-                said.append(self._code(part) if spells else self._amount(part))
-            else:
-                said.append("アンダーバー" if part == "_" else self._style.letters(part) if digits_one_by_one else part)
-        return self._style.mixed(said) if digits_one_by_one else "".join(said)
+        if not digits_one_by_one:
+            return re.sub("-?([0-9]+)", lambda part: self._digits(part[1]), written).replace("_", "アンダーバー")
+        words = {"_": "アンダーバー"}
+        said = (
+            self._code(part) if part.isdigit() else words.get(part) or self._style.letters(part)
+            for part in _PART.findall(written)
+        )
+        return self._style.mixed(list(said))
+
+    def _digits(self, part: str) -> str:
+        return self._code(part) if len(part) > 2 or part[0] == "0" else self._amount(part)
 
     def _named(self, shape: Shape) -> str:
         found = re.search("[0-9.]+$", shape.written)
@@ -221,12 +230,12 @@ _KANJI_NUMBER = "[一二三四五六七八九十百千]{1,9}"
 _MINUTES_FOLLOW = "間|ほど|後|前|以内|程度|待ち|くらい|、[一二三四五六七八九十]+分"
 _FORMS = (
     ("telephone", re.compile(
-        r"\+[0-9]{1,3}(?:[ -][0-9]{1,5}){2,5}(?![0-9])|〒 ?[0-9]{3}[-–ー]?[0-9]{4}(?![0-9])"
+        r"\+[0-9]{1,3}(?:[ -][0-9]{1,5}|[ -]?\([0-9]{1,5}\)){2,5}(?![0-9])|〒 ?[0-9]{3}[-–ー]?[0-9]{4}(?![0-9])"
         r"|0[0-9]{1,4}(?:[-–ー・の][0-9]{1,5}){2,6}(?![0-9])"
         r"|[(（]0[0-9]{1,4}[)）] ?[0-9]{1,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{1,4}[(（][0-9]{1,4}[)）][0-9]{3,4}(?![0-9])"
     )),
-    ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9/])")),
-    ("numero", re.compile(r"(?<![^\W_])No\. ?(?=[0-9])")),
+    ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9]|/[0-9])")),
+    ("numero", re.compile(r"(?:(?<![^\W_])No\.|№\.?) ?(?=[0-9])")),
     ("money", MONEY),
     ("era", dates.ERA),
     ("weekday", dates.WEEKDAY),

@@ -12,7 +12,8 @@ _MERIDIEM = re.compile(r" ?([aApP])\.?[mM]\.?(?![A-Za-z])")
 _YEAR = r"[1-9][0-9]?"
 _MONTH_AND_DAY = r"(?:1[0-2]|0?[1-9])[./](?:3[01]|[12][0-9]|0?[1-9])(?![0-9/]|\.[0-9])\.?"
 ERA = re.compile(
-    rf"(?:令和|平成|昭和|(?<![A-Za-z0-9])[RHS]) ?{_YEAR}[./]{_MONTH_AND_DAY}|(?<![A-Za-z0-9])[RHS](?={_YEAR}年)"
+    rf"(?:令和|平成|昭和) ?{_YEAR}[./](?:1[0-2]|0?[1-9])(?![0-9./])"
+    rf"|(?:令和|平成|昭和|(?<![A-Za-z0-9])[RHS]) ?{_YEAR}[./]{_MONTH_AND_DAY}|(?<![A-Za-z0-9])[RHS](?={_YEAR}年)"
 )
 WEEKDAY = re.compile(rf" ?[(（](?P<day>[{WEEKDAYS}])(?:曜日?)?(?P<holiday>・祝日?)?[)）]")
 """Behind a date: (土), （月・祝）."""

@@ -17,19 +17,21 @@ _WORDS = {
     "×": "かける", "÷": "わる", "≠": "ノットイコール", "≈": "約", "№": "ナンバー", "²": "の二乗", "³": "の三乗",
     "¢": "セント", "○": "丸", "◎": "二重丸", "〒": "郵便番号",
     "㈱": "株式会社", "㈲": "有限会社", "㈹": "代表", "℡": "電話",
-    "≦": "以上", "≤": "以上", "≧": "以下", "≥": "以下",
+    "≒": "約", "≦": "以上", "≤": "以上", "≧": "以下", "≥": "以下",
 }  # fmt: skip
 """≦ and ≧ stand here behind the number that they bound: 18歳≦."""
-SIGN_CHARACTERS = "".join(_WORDS) + "−–〜▲△±<>※*①-⑳㉑-㉟Ⅰ-ⅻ⅐-⅞¼½¾㌀-㍗㍻-㍾"
+SIGN_CHARACTERS = "".join(_WORDS) + "−–〜▲△±<>※*①-⑳㉑-㉟Ⅰ-ⅻ⅐-⅞¼½¾㌀-㍗㍻-㍿"
 _WAVES, _DASHES = "~∼〜", "-–—"
 _COUNTED = re.compile(rf"[0-9A-Za-z{HAN}ァ-ヶー%℃)）]\s?$")
-_GOES_ON = re.compile(rf"\s?(?:[0-9A-Za-z{HAN}ァ-ヶ¥$]|[-▲][0-9])")
-_OPEN_END = re.compile(r"(?:で|の|に|は|と|、|。|$)")
-_BEFORE_DASH = re.compile(r"[0-9時分日月円階名%曜)）]\s?$")
-_KEY = re.compile(r"\s?(?:[0-9を、と]|キー|ボタン|印|マーク|の)")
+_GOES_ON = re.compile(rf"\s?(?:[0-9A-Za-z{HAN}ァ-ヶ¥$]|[-+▲][0-9])")
+_LEFT_OPEN = re.compile("[0-9円時分日月年%名人歳才個本枚階番回件号代度℃]$")
+_OPEN_END = re.compile(r"(?:で|の|に|は|と|、|。|[(（]|$)")
+_BEFORE_DASH = re.compile(r"(?:[0-9時分日月円階名%曜)）]|[0-9 ][AaPp]\.?[Mm]\.?)\s?$")
+_KEY = re.compile(r"\s?(?:[0-9を、と」』)）]|キー|ボタン|印|マーク|の)")
+_KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 
-_RATED = re.compile(f"(?:{'|'.join({*CURRENCIES.values(), *UNITS.values()})}|[0-9A-Za-z名件個])$")
+_RATED = re.compile(f"(?:{'|'.join({*CURRENCIES.values(), *UNITS.values()})}|[0-9A-Za-z名件個回錠本枚分])$")
 _PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
 
 
@@ -40,6 +42,8 @@ def say_sign(shape: Shape, style: Kanji) -> str | None:
         return _say_stroke(shape, char)
     if char in "▲△±":
         return "プラスマイナス" if char == "±" else "マイナス" if re.match("[¥$€£]?[0-9]", right) else ""
+    if char in "*#" and _KEY_NAMED.search(left):
+        return ""
     if char in "*※":
         return "米印" if _KEY.match(right) else ""
     if char == "#":
@@ -48,6 +52,8 @@ def say_sign(shape: Shape, style: Kanji) -> str | None:
         return "アンダーバー" if _is_latin(left[-1:]) and _is_latin(right[:1]) else ""
     if char == "/":
         return _say_slash(shape)
+    if char == "×" and not (_COUNTED.search(left) and right[:1].isalnum()):
+        return "バツ"
     if char in "<>":
         is_between = re.search(r"[0-9分円%]\s?$", left) and re.match(r"\s?[0-9]", right)
         return {"<": "小なり", ">": "大なり"}[char] if is_between else ""
@@ -73,7 +79,7 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
         return "から"
     if not _COUNTED.search(left):
         return ""
-    is_open = re.search(r"[0-9円時分日月年%名]$", left) and _OPEN_END.match(right)
+    is_open = _LEFT_OPEN.search(left) and _OPEN_END.match(right)
     return "から" if is_open or _GOES_ON.match(right) else ""
 
 
@@ -90,7 +96,9 @@ def _say_slash(shape: Shape) -> str:
         return "毎" + UNITS[unit.group()]
     if shape.right[:1] in ("月", "年", "日", "週"):
         return "毎"
-    return "、一" if re.match("[人回件個本枚組台名室泊](?![ぁ-ん]?[一-鿿])", shape.right) else ""
+    if shape.right[:1].isdigit():
+        return "、"
+    return "、一" if re.match("(?:[人回件個本枚組台名室泊分秒]|時間)(?![ぁ-ん]?[一-鿿])", shape.right) else ""
 
 
 def _say_number_sign(shape: Shape, style: Kanji) -> str | None:
