@@ -1,8 +1,8 @@
 """Turns written text into spoken words: numbers, amounts, dates, codes, units, signs, addresses. Marks are dropped.
 
-Korean and Japanese are read by the reader (`reader.py`, with the tables of `languages/`), English and Mandarin by rules
-of their own. Digits in Mandarin text are read in Mandarin, and its English words stay. Text in another language keeps
-its digits for the engine and only loses what is never spoken.
+Korean, Japanese and Mandarin are read by the reader (`reader.py`, with the tables of `languages/`), English by rules of
+its own. Digits in Mandarin text are read in Mandarin, and its English words stay. Text in another language keeps its
+digits for the engine and only loses what is never spoken.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from telephony_tts.text import markdown
-from telephony_tts.text.chinese.rules import CHINESE
 from telephony_tts.text.english.rules import ENGLISH
+from telephony_tts.text.languages.chinese import CHINESE
 from telephony_tts.text.languages.japanese import JAPANESE, JAPANESE_DIGITS
 from telephony_tts.text.languages.korean import KOREAN
 from telephony_tts.text.reader import Tables, read

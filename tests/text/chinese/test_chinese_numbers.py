@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.languages.chinese import numbers as zh
 
 
 def _parse(text: str) -> int:

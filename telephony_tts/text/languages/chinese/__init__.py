@@ -1,0 +1,365 @@
+"""How numbers, codes and signs are read in Mandarin text: what the reader needs to know, and each kind."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text import addresses, reader
+from telephony_tts.text.languages.chinese import dates, money
+from telephony_tts.text.languages.chinese import numbers as zh
+from telephony_tts.text.languages.chinese.evidence import COUNTED_UP, EVIDENCE
+from telephony_tts.text.languages.chinese.money import COMMA_MONEY, MONEY, TO
+from telephony_tts.text.languages.chinese.signs import say_keys, say_sign
+from telephony_tts.text.languages.chinese.units import UNIT, UNIT_CHARACTERS, UNITS, WRITTEN, count, measure
+from telephony_tts.text.patterns import AIRLINER, LETTERS_OR_DIGITS, NUMBER, WITH_VOWEL
+from telephony_tts.text.reader import Shape
+
+_WORDS = addresses.AddressWords(
+    at="艾特",
+    signs={
+        ".": "点", "/": "斜杠", "-": "杠", "_": "下划线", ":": "冒号", "?": "问号", "=": "等于", "&": "和", "+": "加",
+        "%": "百分号", "#": "井号", "~": "波浪号",
+    },
+    digits=zh.code,
+    space=" ",
+)  # fmt: skip
+(_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
+_STAGES = re.compile(TO)
+_EXTENSION = re.compile(r"\s?(?:转|分机号?)\s?([0-9]{1,6})(?![0-9])")
+_CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
+_IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
+_CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
+_PERCENT = {"%": "百分之", "‰": "千分之", "‱": "万分之"}
+
+
+def _match(pattern: re.Pattern[str], say: object) -> reader.Say:
+    def said(shape: Shape) -> str | None:
+        found = pattern.match(shape.text, shape.start)
+        return say(found) if found and callable(say) else None
+
+    return said
+
+
+def _groups(groups: list[str]) -> str:
+    """Each group digit by digit, with a comma between groups so that the voice pauses."""
+    return "，".join(zh.code(group) for group in groups)
+
+
+def _say_code(shape: Shape) -> str | None:
+    digits = shape.written
+    if len(digits) in (4, 5) and shape.text == digits and digits[0] != "0":
+        return None  # a number that is all there is
+    said = ("加" if digits[0] == "+" else "") + _groups(shape.groups)
+    if extension := _EXTENSION.match(shape.text, shape.end):
+        shape.end = extension.end()
+        said += f"转{zh.code(extension[1])}"
+    return said
+
+
+def _say_mask(shape: Shape) -> str | None:
+    if shape.groups:
+        return _groups(shape.groups)
+    return "" if "*" in shape.written else None
+
+
+def _say_amount(shape: Shape) -> str:
+    """A number with its unit, which is said too where it is written in letters or signs."""
+    number, unit = shape.written.lstrip("+"), shape.unit
+    sign = "加" if shape.written[0] == "+" else ""
+    if unit is not None and unit["written"]:
+        shape.end = unit.end()
+        return sign + measure([number], unit["written"].strip())
+    if unit is None and _CALENDAR_YEAR.fullmatch(number) and number[2:] != "00" and not COUNTED_UP.search(shape.left):
+        return sign + zh.digits(number)
+    if len(number) > 1 and number[0] == "0" and number.isdigit():
+        return sign + zh.code(number)
+    return sign + count(number, shape.left, shape.right)
+
+
+def _say_range(shape: Shape) -> str | None:
+    numbers = _STAGES.split(shape.written)
+    unit = shape.unit
+    if len(numbers) == 2 and money.is_discount(shape.left, *numbers):
+        return "减".join(count(number, shape.left, shape.right) for number in numbers)
+    if unit is not None and unit["written"]:
+        shape.end = unit.end()
+        return measure(numbers, unit["written"].strip())
+    return "到".join(count(number, shape.left, shape.right) for number in numbers)
+
+
+def _say_address(shape: Shape) -> str | None:
+    """ "1-1203": a house and a room of it; of other falling numbers the dash is said."""
+    if shape.left.endswith("满"):
+        return None
+    if len(shape.groups) == 2 and len(shape.groups[1]) >= 3:
+        return f"{zh.number(shape.groups[0])}，{zh.code(shape.groups[1])}"
+    return "杠".join(zh.number(group) for group in shape.groups)
+
+
+def _say_room(shape: Shape) -> str | None:
+    """ "12层1203", "A座-1204", "18层1801户", "3号楼201-205"."""
+    if not _IN_HOUSE.search(shape.left) or (shape.unit is not None and shape.right[:1] not in "户室号"):
+        return None
+    return "到".join(zh.code(group) for group in shape.groups)
+
+
+def _say_rooms(shape: Shape) -> str | None:
+    """ "1-1203" and "2-3-1802" where nothing is counted."""
+    counted = shape.unit is not None and shape.right[:1] not in "户室号"
+    if counted or shape.groups[-1].endswith("00") or COUNTED_UP.search(shape.left):
+        return None
+    return "，".join([*(zh.number(group) for group in shape.groups[:-1]), zh.code(shape.groups[-1])])
+
+
+def _say_fraction(shape: Shape) -> str | None:
+    *whole, top, bottom = shape.groups
+    if (top, bottom) == ("24", "7"):
+        return "七乘二十四"
+    if top[0] == "0" or len(shape.groups) > 3:
+        return None
+    if shape.right.startswith("号线"):
+        return zh.number(top) + zh.number(bottom)
+    said = f"{zh.number(bottom)}分之{zh.number(top)}"
+    return f"{zh.number(whole[0])}又{said}" if whole else said
+
+
+def _say_pair(shape: Shape) -> str | None:
+    """ "120/80mmHg", "4.5/5", and 5/5 as a fraction."""
+    parts = shape.written.split("/")
+    if len(parts) == 2 and "." not in shape.written and parts[0][0] != "0":
+        is_pair = EVIDENCE["pair"].near.search(shape.left) if EVIDENCE["pair"].near else None
+        if not is_pair and not (len(parts[0]) > 2 and int(parts[0].replace(",", "")) > int(parts[1].replace(",", ""))):
+            return _say_fraction(shape)
+    if shape.unit is not None and shape.unit["written"]:
+        shape.end = shape.unit.end()
+        return f"{zh.number(parts[0])}比{measure(parts[1:], shape.unit['written'].strip())}"
+    return "比".join(zh.number(part) for part in parts)
+
+
+def _say_parts(joint: str) -> reader.Say:
+    return lambda shape: joint.join(zh.number(number) for number in re.findall("[0-9.,]+", shape.written))
+
+
+def _say_size(shape: Shape) -> str | None:
+    if shape.right.startswith("^"):
+        return None
+    *first, last = re.split(r"\s?[x×X*]\s?", shape.written)
+    if shape.unit is not None and shape.unit["written"]:
+        shape.end = shape.unit.end()
+        last = measure([last], shape.unit["written"].strip())
+    else:
+        last = zh.number(last)
+    return "乘".join([*(zh.number(number) for number in first), last])
+
+
+def _say_percent(shape: Shape) -> str:
+    numbers = _STAGES.split(shape.written[:-1].strip())
+    return "到".join(_PERCENT[shape.written[-1]] + ("百" if n == "100" else zh.number(n)) for n in numbers)
+
+
+def _say_per_hundred(shape: Shape) -> str:
+    """ "6.5L/100km"."""
+    number, unit = re.match(r"([0-9.]+)\s?([^/\s]+)", shape.written).groups()  # type: ignore[union-attr]
+    return f"每百公里{zh.number(number)}{UNITS.get(unit, unit)}"
+
+
+def _say_money(shape: Shape) -> str | None:
+    found = MONEY.match(shape.text, shape.start)
+    return money.say_money(found, shape.left, shape.right) if found else None
+
+
+def _say_comma_money(shape: Shape) -> str | None:
+    code, found = EVIDENCE["code"].near, COMMA_MONEY.match(shape.text, shape.start)
+    if found is None or (code is not None and code.search(shape.left)):
+        return None
+    return money.say_comma_money(found)
+
+
+def _say_letter_scale(shape: Shape) -> str | None:
+    """ "10w" ten thousands, "5k" thousands, "100M" broadband; "5G" and the like are names."""
+    number, letter = shape.written[:-1], shape.written[-1]
+    code = EVIDENCE["code"].near
+    if code is not None and code.search(shape.left):
+        return None
+    if letter == "k":
+        return zh.number(number) + "千" if len(number) == 1 or "." in number else zh.number(number + "000")
+    return zh.number(number) + {"w": "万", "M": "兆"}.get(letter, letter)
+
+
+def _say_version(shape: Shape) -> str | None:
+    is_named = shape.written[0] in "vV"
+    if is_named and len(shape.groups) == 1 and len(shape.groups[0]) > 2:
+        return None
+    return ("V" if is_named else "") + "点".join(zh.number(group) for group in shape.groups)
+
+
+def _say_ip(shape: Shape) -> str:
+    host, _, port = shape.written.partition(":")
+    said = "点".join(zh.code(part) for part in host.split("."))
+    return f"{said}冒号{zh.code(port)}" if port else said
+
+
+def _say_power(shape: Shape) -> str:
+    base, power = shape.groups
+    return f"{zh.number(base)}的{'负' if '-' in shape.written else ''}{zh.number(power)}次方"
+
+
+def _say_ampere(shape: Shape) -> str | None:
+    is_current = re.search("(?:电流|空开|开关|保险丝|额定|插座|断路器)[^，。0-9]{0,6}$", shape.left)
+    return f"{zh.number(shape.groups[0])}安" if is_current else None
+
+
+def _say_span(shape: Shape) -> str | None:
+    """Seats, gates or floors: "14A-14C", "B1-B10"."""
+    first, last = shape.written.split("-")
+    if first[0].isalpha() and first[0] != last[0]:
+        return None
+    return "到".join(
+        "".join(zh.number(run) if run.isdigit() else run for run in LETTERS_OR_DIGITS.findall(each))
+        for each in (first, last)
+    )
+
+
+def _letters(run: str, spelled: bool) -> str:
+    if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
+        return zh.letters(run)
+    return run
+
+
+def _say_mixed(spelled: bool) -> reader.Say:
+    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "5G") is read."""
+
+    def say(shape: Shape) -> str | None:
+        text = shape.written
+        unit = UNIT.match(text, len(shape.groups[0])) if text[0].isdigit() else None
+        if unit is not None and unit["written"] and unit.end() == len(text):
+            return None  # 5kg
+        runs = LETTERS_OR_DIGITS.findall(text)
+        is_name = len(runs) <= 4 and runs[-1][1:].islower() and max(map(len, shape.groups)) < 3
+        if spelled and is_name and not _CAR.search(shape.left):
+            return None  # P40Pro
+        said = ""
+        for run in runs:
+            if run.isdigit():
+                said += zh.code(run) if spelled and len(text) > 2 else zh.number(run)
+            else:
+                said += " " * (said[-1:].isascii() and bool(said)) + _letters(run, spelled)
+        return said
+
+    return say
+
+
+def _say_named(shape: Shape) -> str:
+    """ "iOS17.4", "PM2.5"."""
+    name, number = re.match("([A-Za-z]+)-?([0-9.]+)", shape.written).groups()  # type: ignore[union-attr]
+    return _letters(name, False) + zh.number(number)
+
+
+def _say_numero(shape: Shape) -> str:
+    is_code = re.search(r"[号码]\s?$", shape.left) or re.match("[0-9]{3}", shape.right)
+    return "" if is_code else "第"
+
+
+CHINESE = reader.Tables(
+    unit=UNIT,
+    evidence=EVIDENCE,
+    say={
+        "email": _match(_EMAIL, _SAY_EMAIL),
+        "url": _match(_URL, _SAY_URL),
+        "mask": _say_mask,
+        "keys": say_keys,
+        "code": _say_code,
+        "plain_code": lambda shape: _groups(shape.groups),
+        "amount": _say_amount,
+        "range": _say_range,
+        "size": _say_size,
+        "clock": dates.say_clock,
+        "hour": dates.say_hour,
+        "minute": dates.say_minute,
+        "duration": dates.say_duration,
+        "duration_letters": dates.say_duration_letters,
+        "pace": lambda shape: "{}分{}秒".format(*map(zh.number, shape.groups)),
+        "date": dates.say_date,
+        "timestamp": dates.say_date,
+        "year_month": dates.say_year_month,
+        "month_day": dates.say_month_day,
+        "expiry": dates.say_expiry,
+        "months": dates.say_months,
+        "dot_dates": dates.say_dot_dates,
+        "day_range": lambda shape: None,
+        "years": lambda shape: "到".join(map(zh.digits, shape.groups)),
+        "year": lambda shape: zh.digits(shape.written),
+        "short_year": dates.say_short_year,
+        "padded": dates.say_padded,
+        "version": _say_version,
+        "ip": _say_ip,
+        "ratio": _say_parts("比"),
+        "pair": _say_pair,
+        "rating": _say_pair,
+        "fraction": _say_fraction,
+        "step": lambda shape: f"{zh.number(shape.groups[0])}{shape.right[0]}，共{zh.number(shape.groups[1])}",
+        "address": _say_address,
+        "minus": _say_parts("减"),
+        "room": _say_room,
+        "rooms": _say_rooms,
+        "named": _say_named,
+        "codec": lambda shape: f"{shape.written[0]}点{zh.code(shape.groups[0])}",
+        "mixed": _say_mixed(spelled=False),
+        "mixed_code": _say_mixed(spelled=True),
+        "business": lambda shape: f"{shape.written[0]} to {shape.written[2]}",
+        "financial_year": lambda shape: f"FY{zh.digits(shape.written)}",
+        "times": lambda shape: f"乘{zh.number(shape.groups[0])}",
+        "span": _say_span,
+        "comma_money": _say_comma_money,
+        "money": _say_money,
+        "percent": _say_percent,
+        "per_hundred": _say_per_hundred,
+        "digits": lambda shape: zh.digits(shape.written),
+        "letter_scale": _say_letter_scale,
+        "floor": lambda shape: f"{zh.number(shape.groups[0])}楼",
+        "ampere": _say_ampere,
+        "clothing": lambda shape: f"{zh.digits(shape.groups[0])}，{zh.digits(shape.groups[1])}{shape.written[-1]}",
+        "power": _say_power,
+        "numero": _say_numero,
+    },
+    signs=say_sign,
+    trigger=reader.trigger(
+        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=每)m(?=[²³])|（(?=0[0-9]{2,3}）)"
+        rf"|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188]"
+    ),
+    forms=reader.Forms((
+        ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
+        ("step", re.compile(r"(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[步页条项题关章集])")),
+        ("comma_money", COMMA_MONEY),
+        *dates.FORMS,
+        ("plain_code", AIRLINER),
+        ("code", re.compile(r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])")),
+        ("room", re.compile(r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-])")),
+        ("rooms", re.compile(r"[0-9]{1,2}(?:-[0-9]{1,2})?-[0-9]{3,4}(?![0-9A-Za-z.,/:-])")),
+        ("per_hundred", re.compile(r"[0-9]+(?:\.[0-9]+)?\s?(?:L|升|kWh|度)/100\s?(?:km|公里)")),
+        ("percent", re.compile(rf"(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]")),
+        ("money", MONEY),
+        ("fraction", re.compile(r"[0-9]{1,6}(?:又|\s)[0-9]{1,6}/[0-9]{1,6}(?![0-9/])")),
+        ("power", re.compile(r"[0-9]{1,6}\^-?[0-9]{1,3}(?![0-9])")),
+        ("digits", re.compile(
+            r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学)"
+            r"|996(?=工作制|上班)|(?<=朝9晚5，)996"
+        )),
+        ("letter_scale", re.compile(r"[0-9]+(?:\.[0-9]+)?[wkMGT](?![A-Za-z0-9²³/])")),
+        ("range", re.compile(
+            r"[0-9]{1,3}(?:\.[0-9]{1,4})?\s?[至到]\s?[0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9A-Za-z]|[-/.:,][0-9])"
+        )),
+        ("range", re.compile(rf"{NUMBER}{TO}{NUMBER}(?={WRITTEN})")),
+        ("floor", re.compile("[1-9][0-9]?F(?:-(?=[0-9])|(?![A-Za-z0-9-]))")),
+        ("ampere", re.compile("[0-9]{1,4}A(?![A-Za-z0-9-])")),
+        ("clothing", re.compile("1[0-9]{2}/[0-9]{2,3}[ABCY](?![A-Za-z0-9])")),
+        ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+        ("codec", re.compile(r"[A-Z]\.[0-9]{3,4}(?![0-9A-Za-z.])")),
+        ("business", re.compile("[BCPODGM]2[BCPODGEM](?![A-Za-z0-9])")),
+        ("financial_year", re.compile("FY-?[12][0-9]{3}(?![A-Za-z0-9])")),
+        ("times", re.compile(r"(?<=[\u4e00-\u9fff）)])x[0-9]{1,2}(?![0-9A-Za-z])")),
+        ("span", re.compile(r"(?:[0-9]{1,2}[A-Z]-[0-9]{1,2}[A-Z]|[A-Z][0-9]{1,3}-[A-Z][0-9]{1,3})(?![A-Za-z0-9])")),
+        ("ratio", re.compile(r"(?![0-9]{1,3}:[0-9]{2}:[0-9]{2}(?![0-9:]))[0-9]{1,6}(?:[:：][0-9]{1,6}){2,3}(?![0-9])"
+                             r"|[0-9]{1,6}(?:\.[0-9]{1,4})?：[0-9]{1,6}(?:\.[0-9]{1,4})?(?![0-9])")),
+    )),
+)  # fmt: skip
