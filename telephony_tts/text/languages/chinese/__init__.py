@@ -25,7 +25,7 @@ _WORDS = addresses.AddressWords(
 )  # fmt: skip
 (_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
 _STAGES = re.compile(TO)
-_EXTENSION = re.compile(r"\s?(?:转|分机号?)\s?([0-9]{1,6})(?![0-9])")
+_EXTENSION = re.compile(r"\s?(?:转?分机号?|转)\s?([0-9]{1,6})(?![0-9])")
 _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
 _IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
@@ -103,10 +103,15 @@ def _say_room(shape: Shape) -> str | None:
     return "到".join(zh.code(group) for group in shape.groups)
 
 
+def _is_code(shape: Shape) -> bool:
+    code = EVIDENCE["code"].near
+    return code is not None and code.search(shape.left) is not None
+
+
 def _say_rooms(shape: Shape) -> str | None:
     """ "1-1203" and "2-3-1802" where nothing is counted."""
     counted = shape.unit is not None and shape.right[:1] not in "户室号"
-    if counted or shape.groups[-1].endswith("00") or COUNTED_UP.search(shape.left):
+    if counted or _is_code(shape) or shape.groups[-1].endswith("00") or COUNTED_UP.search(shape.left):
         return None
     return "，".join([*(zh.number(group) for group in shape.groups[:-1]), zh.code(shape.groups[-1])])
 
@@ -123,6 +128,12 @@ def _say_fraction(shape: Shape) -> str | None:
     return f"{zh.number(whole[0])}又{said}" if whole else said
 
 
+def _say_step(shape: Shape) -> str:
+    """ "第1/3步", "步骤1/3", "15/32层"."""
+    counter = shape.right[:1] if re.match("[步页条项题关章集层]", shape.right) else ""
+    return f"{zh.number(shape.groups[0])}{counter}，共{zh.number(shape.groups[1])}"
+
+
 def _say_pair(shape: Shape) -> str | None:
     """ "120/80mmHg", "4.5/5", and 5/5 as a fraction."""
     parts = shape.written.split("/")
@@ -134,6 +145,13 @@ def _say_pair(shape: Shape) -> str | None:
         shape.end = shape.unit.end()
         return f"{zh.number(parts[0])}比{measure(parts[1:], shape.unit['written'].strip())}"
     return "比".join(zh.number(part) for part in parts)
+
+
+def _say_rating(shape: Shape) -> str:
+    """ "4.8/5" of a rating."""
+    score, best = shape.written.split("/")
+    shape.end += shape.right.startswith("分")
+    return f"{zh.number(score)}分，满分{zh.number(best)}分"
 
 
 def _say_parts(joint: str) -> reader.Say:
@@ -169,17 +187,14 @@ def _say_money(shape: Shape) -> str | None:
 
 
 def _say_comma_money(shape: Shape) -> str | None:
-    code, found = EVIDENCE["code"].near, COMMA_MONEY.match(shape.text, shape.start)
-    if found is None or (code is not None and code.search(shape.left)):
-        return None
-    return money.say_comma_money(found)
+    found = COMMA_MONEY.match(shape.text, shape.start)
+    return None if found is None or _is_code(shape) else money.say_comma_money(found)
 
 
 def _say_letter_scale(shape: Shape) -> str | None:
     """ "10w" ten thousands, "5k" thousands, "100M" broadband; "5G" and the like are names."""
     number, letter = shape.written[:-1], shape.written[-1]
-    code = EVIDENCE["code"].near
-    if code is not None and code.search(shape.left):
+    if _is_code(shape):
         return None
     if letter == "k":
         return zh.number(number) + "千" if len(number) == 1 or "." in number else zh.number(number + "000")
@@ -204,6 +219,11 @@ def _say_power(shape: Shape) -> str:
     return f"{zh.number(base)}的{'负' if '-' in shape.written else ''}{zh.number(power)}次方"
 
 
+def _say_floor(shape: Shape) -> str | None:
+    """ "5F", which is a seat behind 车 and 座位."""
+    return None if re.search(r"(?:车厢?|座位|排)[号为是:：]?\s?$", shape.left) else f"{zh.number(shape.groups[0])}楼"
+
+
 def _say_ampere(shape: Shape) -> str | None:
     is_current = re.search("(?:电流|空开|开关|保险丝|额定|插座|断路器)[^，。0-9]{0,6}$", shape.left)
     return f"{zh.number(shape.groups[0])}安" if is_current else None
@@ -221,7 +241,7 @@ def _say_span(shape: Shape) -> str | None:
 
 
 def _letters(run: str, spelled: bool) -> str:
-    if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
+    if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or run.isupper())):
         return zh.letters(run)
     return run
 
@@ -295,9 +315,9 @@ CHINESE = reader.Tables(
         "ip": _say_ip,
         "ratio": _say_parts("比"),
         "pair": _say_pair,
-        "rating": _say_pair,
+        "rating": _say_rating,
         "fraction": _say_fraction,
-        "step": lambda shape: f"{zh.number(shape.groups[0])}{shape.right[0]}，共{zh.number(shape.groups[1])}",
+        "step": _say_step,
         "address": _say_address,
         "minus": _say_parts("减"),
         "room": _say_room,
@@ -316,7 +336,7 @@ CHINESE = reader.Tables(
         "per_hundred": _say_per_hundred,
         "digits": lambda shape: zh.digits(shape.written),
         "letter_scale": _say_letter_scale,
-        "floor": lambda shape: f"{zh.number(shape.groups[0])}楼",
+        "floor": _say_floor,
         "ampere": _say_ampere,
         "clothing": lambda shape: f"{zh.digits(shape.groups[0])}，{zh.digits(shape.groups[1])}{shape.written[-1]}",
         "power": _say_power,
@@ -329,11 +349,16 @@ CHINESE = reader.Tables(
     ),
     forms=reader.Forms((
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
-        ("step", re.compile(r"(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[步页条项题关章集])")),
+        ("step", re.compile(
+            r"(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[步页条项题关章集])|(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}(?=层)"
+        )),
         ("comma_money", COMMA_MONEY),
         *dates.FORMS,
         ("plain_code", AIRLINER),
-        ("code", re.compile(r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])")),
+        ("code", re.compile(
+            r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])"
+            r"|\+(?=(?:[- ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"
+        )),
         ("room", re.compile(r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-])")),
         ("rooms", re.compile(r"[0-9]{1,2}(?:-[0-9]{1,2})?-[0-9]{3,4}(?![0-9A-Za-z.,/:-])")),
         ("per_hundred", re.compile(r"[0-9]+(?:\.[0-9]+)?\s?(?:L|升|kWh|度)/100\s?(?:km|公里)")),
@@ -342,10 +367,11 @@ CHINESE = reader.Tables(
         ("fraction", re.compile(r"[0-9]{1,6}(?:又|\s)[0-9]{1,6}/[0-9]{1,6}(?![0-9/])")),
         ("power", re.compile(r"[0-9]{1,6}\^-?[0-9]{1,3}(?![0-9])")),
         ("digits", re.compile(
-            r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学)"
+            r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学|[、和](?:985|211))"
+            r"|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
             r"|996(?=工作制|上班)|(?<=朝9晚5，)996"
         )),
-        ("letter_scale", re.compile(r"[0-9]+(?:\.[0-9]+)?[wkMGT](?![A-Za-z0-9²³/])")),
+        ("letter_scale", re.compile(r"[0-9]+(?:\.[0-9]+)?[wkMGT](?![A-Za-z0-9²³/]|(?<=M)(?:胶|口罩|公司))")),
         ("range", re.compile(
             r"[0-9]{1,3}(?:\.[0-9]{1,4})?\s?[至到]\s?[0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9A-Za-z]|[-/.:,][0-9])"
         )),

@@ -48,7 +48,7 @@ FORMS = (
         r"[12][0-9]{3}(?=年|财年|年度|学年|款|届|级|版|赛季|春|秋|元旦|新年|Q[1-4]|〕)|(?<![0-9.])[0-9][05](?=后(?![天来面续期半]))"
     )),
     ("short_year", re.compile(
-        "(?<![0-9.])[0-9]{2}(?=年(?![代后前来内间期多以之的半]|级|历史|时间|寿))"
+        "(?<![0-9.])[0-9]{2}(?=年(?![代后前来内间期多以之的半]|级|历史|时间|寿|产权|期限|质保|工龄))"
     )),
     ("padded", re.compile("(?<![0-9.:：/-])0[1-9](?=[月日]|[时点](?!间))")),
     ("minute", re.compile("(?<=[点时])0[0-9](?=分|$|[^0-9])")),
@@ -124,7 +124,8 @@ def say_months(shape: Shape) -> str:
 def say_dot_dates(shape: Shape) -> str | None:
     """ "活动时间：11.11-11.20"."""
     days = [(int(month), int(day)) for month, day in (shape.groups[:2], shape.groups[2:])]
-    if not _DATES_BEFORE.search(shape.left) or any(day > _DAYS_OF_MONTH[month - 1] for month, day in days):
+    is_dated = _DATES_BEFORE.search(shape.left) or re.match("期间|之间|有效|活动|放假", shape.right)
+    if not is_dated or any(day > _DAYS_OF_MONTH[month - 1] for month, day in days):
         return None
     return "到".join(f"{zh.cardinal(month)}月{zh.cardinal(day)}日" for month, day in days)
 

@@ -45,6 +45,8 @@ def say_money(found: re.Match[str], left: str, right: str) -> str:
     if found["last"]:
         joint = "减" if is_discount(left, found["first"], found["last"]) else "到"
         said += joint + _amount(found["last"])
+    if currency == "元" and re.search(r"日[元币]\s?$", left):
+        currency = ""  # 日元¥10,000
     return said + (found["scale"] or "") + ("" if right.startswith(currency) else currency)
 
 

@@ -29,6 +29,7 @@ _MONEY = re.compile(MONEY_STARTS)
 _STARTS_VALUE = re.compile(
     rf"\s?(?:[-+]?[0-9]|{MONEY_STARTS}|(?:周|星期)[一二三四五六日天1-7]|[上下中]午|晚上|凌晨|次日|明)"
 )
+_OPERAND_BEHIND, _OPERAND_BEFORE = re.compile(r"\s?[0-9A-Za-z]"), re.compile(r"[\w)）]\s?$")
 _PLACE_BEFORE = re.compile("[0-9]{1,3}(号楼|单元|[栋幢楼层座期排区章页级班])$")
 _PART_OF_ADDRESS = re.compile("(?:[0-9A-Za-z栋幢座楼层室]|单元|号院)$")
 _AMOUNT_BEFORE = re.compile(
@@ -52,6 +53,8 @@ def say_sign(shape: Shape) -> str | None:
         return "and" if re.search("[A-Za-z] ?$", left) and re.match(" ?[A-Za-z]", right) else "和"
     if char in _SPECIAL:
         return _SPECIAL[char](shape)
+    if (char == "√" and not _OPERAND_BEHIND.match(right)) or (char == "×" and not _OPERAND_BEFORE.search(left)):
+        return ""  # it ticks an item
     if char in UNIT_CHARACTERS:
         return UNITS[char]
     if char == "m" and right[:1] in ("²", "³"):
