@@ -29,6 +29,11 @@ _EXTENSION = re.compile(r"\s?(?:转?分机号?|转)\s?([0-9]{1,6})(?![0-9])")
 _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
 _IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
+_PLAIN = re.compile(
+    "[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])"
+    "|(?<![层楼栋幢座元门院])[0-9]{4,16}(?=[，。；！？、是的]|,(?![0-9]))"
+)
+"""What no other form begins with; most numbers are found here at once."""
 _PERCENT = {"%": "百分之", "‰": "千分之", "‱": "万分之"}
 
 
@@ -348,6 +353,7 @@ CHINESE = reader.Tables(
         rf"|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188]"
     ),
     forms=reader.Forms((
+        ("number", _PLAIN),
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
         ("step", re.compile(
             r"(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[步页条项题关章集])|(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}(?=层)"
@@ -362,7 +368,9 @@ CHINESE = reader.Tables(
         ("room", re.compile(r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-])")),
         ("rooms", re.compile(r"[0-9]{1,2}(?:-[0-9]{1,2})?-[0-9]{3,4}(?![0-9A-Za-z.,/:-])")),
         ("per_hundred", re.compile(r"[0-9]+(?:\.[0-9]+)?\s?(?:L|升|kWh|度)/100\s?(?:km|公里)")),
-        ("percent", re.compile(rf"(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]")),
+        ("percent", re.compile(
+            rf"(?=[0-9][0-9,.]{{0,24}}(?:{TO}[0-9][0-9,.]{{0,24}})?\s?[%‰‱])(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]"
+        )),
         ("money", MONEY),
         ("fraction", re.compile(r"[0-9]{1,6}(?:又|\s)[0-9]{1,6}/[0-9]{1,6}(?![0-9/])")),
         ("power", re.compile(r"[0-9]{1,6}\^-?[0-9]{1,3}(?![0-9])")),
@@ -375,7 +383,7 @@ CHINESE = reader.Tables(
         ("range", re.compile(
             r"[0-9]{1,3}(?:\.[0-9]{1,4})?\s?[至到]\s?[0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9A-Za-z]|[-/.:,][0-9])"
         )),
-        ("range", re.compile(rf"{NUMBER}{TO}{NUMBER}(?={WRITTEN})")),
+        ("range", re.compile(rf"(?=[0-9][0-9,.]{{0,24}}{TO}[0-9]){NUMBER}{TO}{NUMBER}(?={WRITTEN})")),
         ("floor", re.compile("[1-9][0-9]?F(?:-(?=[0-9])|(?![A-Za-z0-9-]))")),
         ("ampere", re.compile("[0-9]{1,4}A(?![A-Za-z0-9-])")),
         ("clothing", re.compile("1[0-9]{2}/[0-9]{2,3}[ABCY](?![A-Za-z0-9])")),

@@ -21,11 +21,11 @@ _CODE = "(?:" + "|".join(written for written in CURRENCIES if written.isalpha() 
 MONEY = re.compile(
     rf"(?P<currency>{_ANY})\s?(?P<minus>-(?=[0-9]))?(?P<first>{NUMBER})"
     rf"(?:{TO}(?:[$€£¥])?(?P<last>{NUMBER}))?(?P<scale>{SCALE})?"
-    rf"|(?P<number>{NUMBER})(?P<scale_between>{SCALE})?\s?(?P<behind>{_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
+    rf"|(?=[0-9][0-9,.]{{0,24}}{SCALE}?\s?[A-Za-z$€£¥])(?P<number>{NUMBER})(?P<scale_between>{SCALE})?\s?(?P<behind>{_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
     re.IGNORECASE,
 )
 COMMA_MONEY = re.compile(
-    rf"(?:(?P<before>€|EUR|CHF)\s?)?(?P<first>{COMMA_AMOUNT})(?:{TO}€?(?P<last>{COMMA_AMOUNT}))?"
+    rf"(?=[€EC]|[0-9]{{1,4}}[.,][0-9])(?:(?P<before>€|EUR|CHF)\s?)?(?P<first>{COMMA_AMOUNT})(?:{TO}€?(?P<last>{COMMA_AMOUNT}))?"
     r"(?:\s?(?P<after>€|(?:EUR|CHF)(?![A-Za-z0-9])|欧元|瑞士法郎))?"
 )
 MONEY_STARTS = rf"{_ANY}\s?[0-9]"
