@@ -30,7 +30,7 @@ _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
 _IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
 _PLAIN = re.compile(
-    "[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])"
+    "(?<!米)[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])"
     "|(?<![层楼栋幢座元门院])[0-9]{4,16}(?=[，。；！？、是的]|,(?![0-9]))"
 )
 """What no other form begins with; most numbers are found here at once."""
@@ -127,7 +127,8 @@ def _say_fraction(shape: Shape) -> str | None:
         return "七乘二十四"
     if top[0] == "0" or len(shape.groups) > 3:
         return None
-    if shape.right.startswith("号线"):
+    follows = int(bottom) == int(top) + 1 and re.match("号?[栋幢楼座口门]|单元", shape.right)
+    if follows or shape.right.startswith("号线"):
         return zh.number(top) + zh.number(bottom)
     said = f"{zh.number(bottom)}分之{zh.number(top)}"
     return f"{zh.number(whole[0])}又{said}" if whole else said
@@ -149,7 +150,7 @@ def _say_pair(shape: Shape) -> str | None:
     if shape.unit is not None and shape.unit["written"]:
         shape.end = shape.unit.end()
         return f"{zh.number(parts[0])}比{measure(parts[1:], shape.unit['written'].strip())}"
-    return "比".join(zh.number(part) for part in parts)
+    return ("比" if len(parts) == 2 else "，").join(zh.number(part) for part in parts)
 
 
 def _say_rating(shape: Shape) -> str:
@@ -261,8 +262,9 @@ def _say_mixed(spelled: bool) -> reader.Say:
             return None  # 5kg
         runs = LETTERS_OR_DIGITS.findall(text)
         is_name = len(runs) <= 4 and runs[-1][1:].islower() and max(map(len, shape.groups)) < 3
-        if spelled and is_name and not _CAR.search(shape.left):
-            return None  # P40Pro
+        is_seat = re.fullmatch("[0-9]{1,2}[A-Z]", text) is not None and text[0] != "0"
+        if spelled and (is_name or is_seat) and not _CAR.search(shape.left):
+            return None  # P40Pro, 23A
         said = ""
         for run in runs:
             if run.isdigit():
@@ -310,6 +312,8 @@ CHINESE = reader.Tables(
         "month_day": dates.say_month_day,
         "expiry": dates.say_expiry,
         "months": dates.say_months,
+        "days": dates.say_days,
+        "per_unit": lambda shape: UNITS[shape.written],
         "dot_dates": dates.say_dot_dates,
         "day_range": lambda shape: None,
         "years": lambda shape: "到".join(map(zh.digits, shape.groups)),
@@ -349,7 +353,7 @@ CHINESE = reader.Tables(
     },
     signs=say_sign,
     trigger=reader.trigger(
-        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=每)m(?=[²³])|（(?=0[0-9]{2,3}）)"
+        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=每)[A-Za-z]|（(?=0[0-9]{2,3}）)"
         rf"|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188]"
     ),
     forms=reader.Forms((
@@ -361,6 +365,8 @@ CHINESE = reader.Tables(
         ("comma_money", COMMA_MONEY),
         *dates.FORMS,
         ("plain_code", AIRLINER),
+        ("plain_code", re.compile("[0-9]{5,8}(?=期)|[0-9]{3,4}(?:[、,，/][0-9]{3,4}){1,5}(?=号?[室房](?![租贷产屋]))")),
+        ("per_unit", re.compile("(?<=每)" + WRITTEN.replace("A-Za-z0-9²³", "A-Za-z²³"))),
         ("code", re.compile(
             r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])"
             r"|\+(?=(?:[- ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"
@@ -376,8 +382,8 @@ CHINESE = reader.Tables(
         ("power", re.compile(r"[0-9]{1,6}\^-?[0-9]{1,3}(?![0-9])")),
         ("digits", re.compile(
             r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学|[、和](?:985|211))"
-            r"|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
-            r"|996(?=工作制|上班)|(?<=朝9晚5，)996"
+            r"|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|(?<=[0-9]米)[0-9]{2}(?![0-9.米厘cC])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
+            r"|996(?=工作制|上班|、007)|(?<=朝9晚5，)996"
         )),
         ("letter_scale", re.compile(r"[0-9]+(?:\.[0-9]+)?[wkMGT](?![A-Za-z0-9²³/]|(?<=M)(?:胶|口罩|公司))")),
         ("range", re.compile(

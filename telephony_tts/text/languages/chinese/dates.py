@@ -30,6 +30,8 @@ FORMS = (
     )),
     ("pace", re.compile(r"[0-9]{1,3}['′’][0-9]{1,2}(?:['’]{2}|[\"″”])")),
     ("months", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}{TO}(?:19|20)[0-9]{{2}}\.{_MONTH}月?(?![0-9.])")),
+    ("months", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}{TO}{_MONTH}(?=月|账单|[期的])月?")),
+    ("days", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}\.{_DAY}{TO}{_MONTH}\.{_DAY}(?![0-9.])")),
     ("timestamp", re.compile(r"[12][0-9]{3}-[01]?[0-9]-[0-3]?[0-9](?:T(?=[0-9]{2}:)|[日号])")),
     ("year_month", re.compile(
         rf"(?:19|20)[0-9]{{2}}(?:[-/.](?:0[1-9]|1[0-2])|/[1-9])月?{_END}|(?:0?[1-9]|1[0-2])/20[0-9]{{2}}{_END}"
@@ -116,9 +118,14 @@ def say_expiry(shape: Shape) -> str | None:
 
 def say_months(shape: Shape) -> str:
     """ "2026.1-2026.6"."""
-    year, month, last_year, last_month = shape.groups
+    year, month, *last_year, last_month = shape.groups
     first = f"{zh.digits(year)}年{zh.cardinal(int(month))}月"
-    return f"{first}到{zh.digits(last_year)}年{zh.cardinal(int(last_month))}月"
+    return f"{first}到{f'{zh.digits(last_year[0])}年' if last_year else ''}{zh.cardinal(int(last_month))}月"
+
+
+def say_days(shape: Shape) -> str:
+    """ "2026.1.1-6.30"."""
+    return f"{_day(*shape.groups[:3])}到{_day('', *shape.groups[3:])}"
 
 
 def say_dot_dates(shape: Shape) -> str | None:

@@ -27,7 +27,7 @@ _ENDS_VALUE = re.compile(
 )
 _MONEY = re.compile(MONEY_STARTS)
 _STARTS_VALUE = re.compile(
-    rf"\s?(?:[-+]?[0-9]|{MONEY_STARTS}|(?:周|星期)[一二三四五六日天1-7]|[上下中]午|晚上|凌晨|次日|明)"
+    rf"\s?(?:[-+]?[0-9]|{MONEY_STARTS}|(?:周|星期)[一二三四五六日天1-7]|[上下中]午|[早晚]|凌晨|次日|明)"
 )
 _OPERAND_BEHIND, _OPERAND_BEFORE = re.compile(r"\s?[0-9A-Za-z]"), re.compile(r"[\w)）]\s?$")
 _PLACE_BEFORE = re.compile("[0-9]{1,3}(号楼|单元|[栋幢楼层座期排区章页级班])$")
@@ -57,9 +57,6 @@ def say_sign(shape: Shape) -> str | None:
         return ""  # it ticks an item
     if char in UNIT_CHARACTERS:
         return UNITS[char]
-    if char == "m" and right[:1] in ("²", "³"):
-        shape.end += 1
-        return UNITS[char + right[0]]
     if char in _WORDS:
         return _WORDS[char]
     value = unicodedata.numeric(char, None)
@@ -159,4 +156,4 @@ def say_keys(shape: Shape) -> str | None:
     if dials:
         return "井号" + keys
     said = zh.code(number) if spelled else zh.number(number)
-    return said if re.search(r"[号码]\s?$", left) else f"号{said}"
+    return said if re.search(r"[号码]\s?$", left) or right.startswith("号") else f"号{said}"

@@ -41,11 +41,11 @@ UNIT = re.compile(
 
 _MEASURE = re.compile(
     r"\s?(?:[个位件条张岁份笔间家本台部封种套盒箱包袋瓶杯片粒颗把只双对组项倍次天周秒人元块角米斤公千百万亿吨升点场趟批遍句晚夜碗"
-    r"辆架座棵头匹根门顿节段股例成人口]|支(?!弄)|年(?!级)|栋(?!\s?[0-9])|[室厅](?=[0-9][厅卫])|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
+    r"辆架座棵头匹根门顿节段股例成人口户宗起桶罐卷株艘首册处]|幢(?!\s?[0-9])|支(?!弄)|年(?!级)|栋(?!\s?[0-9])|[室厅](?=[0-9][厅卫])|单(?!元)|名(?!次)|小时|分钟|个月|星期|礼拜|"
     r"大(?=[0-9]小)|毫升|毫米|厘米|英里|英尺|平方|立方|美元|港元|欧元|英镑|磅)"
 )
-_NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|第[0-9]{1,2}[、和与]|星期|礼拜|之|选择|[0-9]号?[排楼层])\s?$")
-_INSTALMENTS = re.compile(r"(?:[款共余剩还有了欠缴付]|分|逾期)\s?$")
+_NO_LIANG = re.compile(r"(?:[第周初按选零点负]|第[0-9]{1,2}[、和与]|星期|礼拜|之|选择|[0-9]号?[排楼层])\s?$")
+_INSTALMENTS = re.compile(r"(?:[款费共余剩还有了欠缴付]|分|逾期)\s?$")
 _MONEY_BEHIND = re.compile(r"\s?(?:元|块|美元|美金|欧元|港|英镑|人民币)")
 
 
@@ -56,7 +56,8 @@ def count(written: str, left: str, right: str) -> str:
             return "两"
         if right.startswith("小") and left.endswith("大"):
             return "两"
-    return money_number(written) if "." in written and _MONEY_BEHIND.match(right) else zh.number(written)
+    is_money = "." in written and ("," in written or _MONEY_BEHIND.match(right))
+    return money_number(written) if is_money else zh.number(written)
 
 
 def money_number(written: str) -> str:
