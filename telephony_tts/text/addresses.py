@@ -69,6 +69,6 @@ def _say(text: str, words: AddressWords) -> str:
 
 def _say_name(name: str) -> str:
     """A label as a word if it can be read as one, else letter by letter: "www" -> "w w w"."""
-    if re.search("[aeiouyAEIOUY]", name) or len(name) > 5:
+    if re.search("[aeiouAEIOU]|[yY]$", name) or (len(name) <= 5 and re.search("[yY]", name)):
         return name
     return " ".join(name)
