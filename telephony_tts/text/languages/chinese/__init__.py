@@ -28,6 +28,9 @@ _STAGES = re.compile(TO)
 _EXTENSION = re.compile(r"\s?(?:转?分机号?|转)\s?([0-9]{1,6})(?![0-9])")
 _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
 _IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
+_PLACE = re.compile(
+    r"(?:小区|花园|公寓|地址|门牌|房号?|房间|送[到至]|[住苑园路街巷弄村城府湾里庭邸厦号])[是为在:：]{0,2}\s?$"
+)
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
 _PLAIN = re.compile(
     "(?<!米)[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])"
@@ -114,7 +117,9 @@ def _is_code(shape: Shape) -> bool:
 
 
 def _say_rooms(shape: Shape) -> str | None:
-    """ "1-1203" and "2-3-1802" where nothing is counted."""
+    """ "2-3-1802", and "1-1203" of a place, where nothing is counted."""
+    if len(shape.groups) == 2 and not _PLACE.search(shape.left):
+        return None
     counted = shape.unit is not None and shape.right[:1] not in "户室号"
     if counted or _is_code(shape) or shape.groups[-1].endswith("00") or COUNTED_UP.search(shape.left):
         return None
@@ -371,7 +376,9 @@ CHINESE = reader.Tables(
             r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])"
             r"|\+(?=(?:[- ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"
         )),
-        ("room", re.compile(r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-])")),
+        ("room", re.compile(
+            r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-]|[多余几来])"
+        )),
         ("rooms", re.compile(r"[0-9]{1,2}(?:-[0-9]{1,2})?-[0-9]{3,4}(?![0-9A-Za-z.,/:-])")),
         ("per_hundred", re.compile(r"[0-9]+(?:\.[0-9]+)?\s?(?:L|升|kWh|度)/100\s?(?:km|公里)")),
         ("percent", re.compile(

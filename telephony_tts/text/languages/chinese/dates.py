@@ -131,7 +131,7 @@ def say_days(shape: Shape) -> str:
 def say_dot_dates(shape: Shape) -> str | None:
     """ "活动时间：11.11-11.20"."""
     days = [(int(month), int(day)) for month, day in (shape.groups[:2], shape.groups[2:])]
-    is_dated = _DATES_BEFORE.search(shape.left) or re.match("期间|之间|有效|活动|放假", shape.right)
+    is_dated = _DATES_BEFORE.search(shape.left) or re.match("期间|之间|有效|活动|放假|使用|进行|举[行办]", shape.right)
     if not is_dated or any(day > _DAYS_OF_MONTH[month - 1] for month, day in days):
         return None
     return "到".join(f"{zh.cardinal(month)}月{zh.cardinal(day)}日" for month, day in days)

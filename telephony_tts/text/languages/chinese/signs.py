@@ -31,13 +31,13 @@ _STARTS_VALUE = re.compile(
 )
 _OPERAND_BEHIND, _OPERAND_BEFORE = re.compile(r"\s?[0-9A-Za-z]"), re.compile(r"[\w)）]\s?$")
 _PLACE_BEFORE = re.compile("[0-9]{1,3}(号楼|单元|[栋幢楼层座期排区章页级班])$")
-_PART_OF_ADDRESS = re.compile("(?:[0-9A-Za-z栋幢座楼层室]|单元|号院)$")
+_PART_OF_ADDRESS = re.compile("(?:[0-9A-Za-z栋幢座楼室]|(?<!楼)层|单元|号院)$")
 _AMOUNT_BEFORE = re.compile(
     r"(?:[0-9]|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|[元块角米克升%㎡㎥])\s?$"
     rf"|[0-9]\s?{WRITTEN}$"
 )
 _PER = re.compile(r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期hms]")
-_PER_COUNT = re.compile(r"[0-9]{1,3}\s?(?:h|km|小时|分钟|[天日月年次片粒盒])")
+_PER_COUNT = re.compile(r"[0-9]{1,3}\s?(?:h|km|kg|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤])")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
 
@@ -118,7 +118,9 @@ def _say_slash(shape: Shape) -> str:
         if left[-1:] == "和" and right[:1] == "或":
             return ""
         return "" if left[-1:].isascii() and right.strip()[:1].isascii() and left[-1:].isupper() else "或"
-    return "斜杠" if left[-1:].isdigit() and right[:1].isdigit() else ""
+    if left[-1:].isdigit() and right[:1].isdigit():
+        return "斜杠"
+    return "，" if left[-1:].isalnum() and right[:1].isalnum() else ""
 
 
 def _say_less(shape: Shape) -> str:
