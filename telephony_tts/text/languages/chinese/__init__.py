@@ -7,7 +7,7 @@ import re
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.chinese import dates, money
 from telephony_tts.text.languages.chinese import numbers as zh
-from telephony_tts.text.languages.chinese.evidence import COUNTED_UP, EVIDENCE
+from telephony_tts.text.languages.chinese.evidence import EVIDENCE
 from telephony_tts.text.languages.chinese.money import COMMA_MONEY, MONEY, TO
 from telephony_tts.text.languages.chinese.signs import say_keys, say_sign
 from telephony_tts.text.languages.chinese.units import UNIT, UNIT_CHARACTERS, UNITS, WRITTEN, count, measure
@@ -70,14 +70,27 @@ def _say_mask(shape: Shape) -> str | None:
     return "" if "*" in shape.written else None
 
 
+def _unit(shape: Shape) -> str | None:
+    """The unit in letters or signs behind the shape, which is said with it."""
+    if shape.unit is None or not shape.unit["written"]:
+        return None
+    shape.end = shape.unit.end()
+    return shape.unit["written"].strip()
+
+
+def _is_near(kind: str, shape: Shape) -> bool:
+    """Whether the words directly before the shape say that it is of this kind."""
+    near = EVIDENCE[kind].near
+    return near is not None and near.search(shape.left) is not None
+
+
 def _say_amount(shape: Shape) -> str:
     """A number with its unit, which is said too where it is written in letters or signs."""
-    number, unit = shape.written.lstrip("+"), shape.unit
+    number = shape.written.lstrip("+")
     sign = "加" if shape.written[0] == "+" else ""
-    if unit is not None and unit["written"]:
-        shape.end = unit.end()
-        return sign + measure([number], unit["written"].strip())
-    if unit is None and _CALENDAR_YEAR.fullmatch(number) and number[2:] != "00" and not COUNTED_UP.search(shape.left):
+    if unit := _unit(shape):
+        return sign + measure([number], unit)
+    if shape.unit is None and _CALENDAR_YEAR.fullmatch(number) and number[2:] != "00" and not _is_near("amount", shape):
         return sign + zh.digits(number)
     if len(number) > 1 and number[0] == "0" and number.isdigit():
         return sign + zh.code(number)
@@ -86,12 +99,10 @@ def _say_amount(shape: Shape) -> str:
 
 def _say_range(shape: Shape) -> str | None:
     numbers = _STAGES.split(shape.written)
-    unit = shape.unit
     if len(numbers) == 2 and money.is_discount(shape.left, *numbers):
         return "减".join(count(number, shape.left, shape.right) for number in numbers)
-    if unit is not None and unit["written"]:
-        shape.end = unit.end()
-        return measure(numbers, unit["written"].strip())
+    if unit := _unit(shape):
+        return measure(numbers, unit)
     return "到".join(count(number, shape.left, shape.right) for number in numbers)
 
 
@@ -111,17 +122,12 @@ def _say_room(shape: Shape) -> str | None:
     return "到".join(zh.code(group) for group in shape.groups)
 
 
-def _is_code(shape: Shape) -> bool:
-    code = EVIDENCE["code"].near
-    return code is not None and code.search(shape.left) is not None
-
-
 def _say_rooms(shape: Shape) -> str | None:
     """ "2-3-1802", and "1-1203" of a place, where nothing is counted."""
     if len(shape.groups) == 2 and not _PLACE.search(shape.left):
         return None
     counted = shape.unit is not None and shape.right[:1] not in "户室号"
-    if counted or _is_code(shape) or shape.groups[-1].endswith("00") or COUNTED_UP.search(shape.left):
+    if counted or _is_near("code", shape) or shape.groups[-1].endswith("00") or _is_near("amount", shape):
         return None
     return "，".join([*(zh.number(group) for group in shape.groups[:-1]), zh.code(shape.groups[-1])])
 
@@ -148,13 +154,12 @@ def _say_step(shape: Shape) -> str:
 def _say_pair(shape: Shape) -> str | None:
     """ "120/80mmHg", "4.5/5", and 5/5 as a fraction."""
     parts = shape.written.split("/")
-    if len(parts) == 2 and "." not in shape.written and parts[0][0] != "0":
-        is_pair = EVIDENCE["pair"].near.search(shape.left) if EVIDENCE["pair"].near else None
-        if not is_pair and not (len(parts[0]) > 2 and int(parts[0].replace(",", "")) > int(parts[1].replace(",", ""))):
+    if len(parts) == 2 and shape.written.replace("/", "").isdigit() and not _is_near("pair", shape):
+        is_falling = len(parts[0]) > 2 and int(parts[0]) > int(parts[1])
+        if parts[0][0] != "0" and not is_falling:
             return _say_fraction(shape)
-    if shape.unit is not None and shape.unit["written"]:
-        shape.end = shape.unit.end()
-        return f"{zh.number(parts[0])}比{measure(parts[1:], shape.unit['written'].strip())}"
+    if unit := _unit(shape):
+        return f"{zh.number(parts[0])}比{measure(parts[1:], unit)}"
     return ("比" if len(parts) == 2 else "，").join(zh.number(part) for part in parts)
 
 
@@ -173,12 +178,8 @@ def _say_size(shape: Shape) -> str | None:
     if shape.right.startswith("^"):
         return None
     *first, last = re.split(r"\s?[x×X*]\s?", shape.written)
-    if shape.unit is not None and shape.unit["written"]:
-        shape.end = shape.unit.end()
-        last = measure([last], shape.unit["written"].strip())
-    else:
-        last = zh.number(last)
-    return "乘".join([*(zh.number(number) for number in first), last])
+    unit = _unit(shape)
+    return "乘".join([*map(zh.number, first), measure([last], unit) if unit else zh.number(last)])
 
 
 def _say_percent(shape: Shape) -> str:
@@ -199,13 +200,13 @@ def _say_money(shape: Shape) -> str | None:
 
 def _say_comma_money(shape: Shape) -> str | None:
     found = COMMA_MONEY.match(shape.text, shape.start)
-    return None if found is None or _is_code(shape) else money.say_comma_money(found)
+    return None if found is None or _is_near("code", shape) else money.say_comma_money(found)
 
 
 def _say_letter_scale(shape: Shape) -> str | None:
     """ "10w" ten thousands, "5k" thousands, "100M" broadband; "5G" and the like are names."""
     number, letter = shape.written[:-1], shape.written[-1]
-    if _is_code(shape):
+    if _is_near("code", shape):
         return None
     if letter == "k":
         return zh.number(number) + "千" if len(number) == 1 or "." in number else zh.number(number + "000")
