@@ -9,7 +9,7 @@ from telephony_tts.text.languages.chinese import numbers as zh
 _TABLE = """
 kg kgs Kg KG ㎏=千克|g=克|mg ㎎=毫克|µg μg mcg=微克|t=吨|lb lbs=磅|oz=盎司
 km KM Km ㎞=公里|m=米|cm CM ㎝=厘米|mm MM ㎜=毫米
-µm μm=微米|nm=纳米|mi=英里|ft=英尺|yd=码|inch in=英寸|L l ℓ=升|mL ml ML ㎖=毫升
+µm μm=微米|nm=纳米|mi=英里|ft=英尺|yd=码|inch=英寸|L l ℓ=升|mL ml ML ㎖=毫升
 dL dl=分升|fl_oz fl._oz.=液盎司|gal=加仑
 km/h kph kmh=公里每小时|m/s=米每秒|mph=英里每小时|mpg=英里每加仑|rpm=转每分钟|bpm=次每分钟|fps=帧每秒
 °C °_C ℃ º_C ºC=摄氏度|°F °_F ℉=华氏度|° º=度|GB=GB|TB=TB|MB=MB|KB kB=KB|Mbps mbps Mb/s=兆比特每秒
