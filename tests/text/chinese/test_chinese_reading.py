@@ -43,7 +43,7 @@ def test_reading(written: str, spoken: str) -> None:
 
 
 def test_the_data_is_there() -> None:
-    assert len(ORDINARY) > 250 and len(KINDS) > 150
+    assert len(ORDINARY) > 350 and len(KINDS) > 180
 
 
 def _read_in_pieces(pieces: list[str]) -> str:

@@ -37,7 +37,7 @@ _AMOUNT_BEFORE = re.compile(
     rf"|[0-9]\s?{WRITTEN}$"
 )
 _PER = re.compile(r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期hms]")
-_PER_COUNT = re.compile(r"[0-9]{1,3}\s?(?:h|km|kg|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤])")
+_PER_COUNT = re.compile(r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤])")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
 
@@ -98,7 +98,7 @@ def say_hash(shape: Shape) -> str:
 
 def _say_star(shape: Shape) -> str:
     left, right = shape.left, shape.right
-    if left[-1:] and left[-1] in _SURNAMES and re.match("[\u4e00-\u9fff]", right):
+    if left[-1:] and left[-1] in _SURNAMES and re.match("[\u4e00-\u9fff，,。]", right):
         return "某"  # 刘*华
     if re.match(r"\s?(?:号?键|号)|#?[0-9]+#", right) or re.search(r"(?:按|拨|或|和)\s?$", left):
         return "星" if right.startswith("号") else "星号"
