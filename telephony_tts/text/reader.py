@@ -57,10 +57,12 @@ _DIGITS = re.compile("[0-9]+")
 _LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+|_")
 _SENTENCE_END = re.compile(r"[.!?…](?=\s)|[。！？]|\n")
 _N_LEFT, _N_RIGHT = 44, 24
-"""Characters on each side of a shape that may be evidence."""
+"""Characters on each side of a shape that are kept with it. Words behind a shape may be evidence farther away."""
 _YEAR = re.compile("(?:19[0-9]{2}|20[0-9]{2})")
 _N_CODES = 200
 """Codes of a call that are remembered."""
+_APART = "apart"
+"""The kind of groups that are read one after the other, each as a shape of its own."""
 _N_AMOUNT = 16
 """An amount has at most so many digits; longer numbers cannot be said as one."""
 
@@ -70,6 +72,7 @@ class Shape:
     """A shape in `text[start:end]`, its digit groups, and what is written around it.
 
     `unit` is the match of the language's unit behind it. `before` is the last shape with digits before this one.
+    `found` is the match of its form.
     """
 
     form: str
@@ -82,6 +85,7 @@ class Shape:
     right: str = ""
     before: Shape | None = None
     kind: str = ""
+    found: re.Match[str] | None = None
 
     @property
     def written(self) -> str:
@@ -113,7 +117,8 @@ class Tables:
 
     `unit` matches behind a number what is counted or measured; its group `weak` is a word that also follows codes.
     `forms` are shapes with letters of the language. `say` has a function for each kind, which may move the shape's end
-    over what it has said too. `signs` says what no shape has, at the place of a sign. `trigger` is `trigger(...)`.
+    over what it has said too; a kind that is missing there cannot be said. `signs` says what no shape has, at the place
+    of a sign. `trigger` is `trigger(...)`. `sentence_end` is where the words before stop being evidence.
     """
 
     unit: re.Pattern[str]
@@ -122,6 +127,7 @@ class Tables:
     signs: Say
     trigger: re.Pattern[str]
     forms: Forms
+    sentence_end: re.Pattern[str] = _SENTENCE_END
 
 
 class Forms:
@@ -178,19 +184,22 @@ def _read_at(
 ) -> tuple[Shape, str | None]:
     """The shape at `start` and what is said for it."""
     left = text[max(0, start - _N_LEFT) : start]
-    for end in _SENTENCE_END.finditer(left):
+    for end in tables.sentence_end.finditer(left):
         left = text[max(0, start - _N_LEFT) + end.end() : start]
     for form, pattern in tables.forms.all[tables.forms.first(text, start) :]:
         found = pattern.match(text, start)
         if found is None or found.end() == start:
             continue
         shape = Shape(form, text, start, found.end(), _DIGITS.findall(found.group()), None, left)
-        shape.before = last
+        shape.before, shape.found = last, found
         shape.unit = tables.unit.match(text, found.end()) if shape.groups else None
         shape.right = text[found.end() : found.end() + _N_RIGHT]
         for kind in _kinds(shape, tables.evidence, heard):
+            if kind == _APART:
+                break
             shape.kind = kind
-            spoken = tables.say[kind](shape)
+            say = tables.say.get(kind)
+            spoken = say(shape) if say is not None else None
             if spoken is not None:
                 return shape, spoken
     shape = Shape("sign", text, start, start + 1, [], None, left, text[start + 1 : start + 1 + _N_RIGHT], last)
@@ -218,7 +227,7 @@ def _weight(evidence: Evidence, shape: Shape) -> float:
         weight = _NEAR
     else:
         weight = _FAR if evidence.far is not None and evidence.far.search(shape.left) else 0.0
-    if evidence.behind is not None and evidence.behind.match(shape.right):
+    if evidence.behind is not None and evidence.behind.match(shape.text, shape.end):
         weight += _BEHIND
     return weight
 
@@ -334,11 +343,13 @@ def _is_short(groups: list[str]) -> bool:
 
 
 def _blanked(shape: Shape) -> dict[str, float]:
-    """Groups with blanks are one code if they are long enough and nothing is counted behind them."""
+    """Groups with blanks are one code if they are long enough and nothing is counted behind them. Groups of three
+    digits and fewer are numbers of their own if no word names a code."""
     n = sum(len(group) for group in shape.groups)
     is_long = shape.written[0] in "+0" or max(map(len, shape.groups)) >= 4
-    is_code = n >= 7 and is_long and (shape.unit is None or shape.unit["weak"] is not None)
-    return {"code": 1.0} if is_code else {}
+    if n < 7 or not (shape.unit is None or shape.unit["weak"] is not None):
+        return {}
+    return {"code": 1.0} if is_long else {"code": 0.0, _APART: 0.5}
 
 
 def _mixed(shape: Shape) -> dict[str, float]:
