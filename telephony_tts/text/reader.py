@@ -45,7 +45,10 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"(?:\+[0-9]{1,3}(?: [0-9]{1,6}){2,6}|[0-9]{1,6}(?: [0-9]{2,6}){1,6})(?![0-9]|[.,:/~-][0-9])"
     )),
     ("named", NAMED_DECIMAL),
-    ("mixed", re.compile(r"(?=[0-9_-]{0,80}[A-Za-z])[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])")),
+    ("mixed", re.compile(
+        r"(?=[0-9_-]{0,80}[A-Za-z])(?=[A-Za-z_-]{0,80}[0-9])"
+        r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])"
+    )),
     ("number", re.compile(rf"\+?{_AMOUNT}")),
 )  # fmt: skip
 """The shapes in the order to try them. What one of them cannot be read as is tried as the next."""
@@ -140,7 +143,9 @@ class Forms:
             f"(?{flags[pattern.flags & ~re.UNICODE]}:{re.sub('[(][?]P<[a-z_]+>', '(?:', pattern.pattern)})"
             for _, pattern in self.all
         )
-        self._any = re.compile("|".join(f"({part})" for part in parts))
+        # The empty group tells which part has matched. It stands behind the part, because Python skips a part by its
+        # first character only if no group begins before it.
+        self._any = re.compile("|".join(f"{part}()" for part in parts))
 
     def first(self, text: str, start: int) -> int:
         """The index in `all` of the first form that matches at `start`; `len(all)` if none does."""
@@ -183,10 +188,13 @@ def _read_at(
     text: str, start: int, tables: Tables, last: Shape | None, heard: set[str]
 ) -> tuple[Shape, str | None]:
     """The shape at `start` and what is said for it."""
+    n_passed = tables.forms.first(text, start)
+    if n_passed == len(tables.forms.all) and text[start].isalpha():
+        return Shape("sign", text, start, start + 1), None
     left = text[max(0, start - _N_LEFT) : start]
     for end in tables.sentence_end.finditer(left):
         left = text[max(0, start - _N_LEFT) + end.end() : start]
-    for form, pattern in tables.forms.all[tables.forms.first(text, start) :]:
+    for form, pattern in tables.forms.all[n_passed:]:
         found = pattern.match(text, start)
         if found is None or found.end() == start:
             continue
@@ -249,7 +257,10 @@ def _number(shape: Shape) -> dict[str, float]:
         return {"code": 0.0, "amount": 4.0 if n < 3 else 2.0}
     is_round = n - len(digits.rstrip("0")) >= n - 2
     is_year = n == 4 and _YEAR.match(digits) is not None and unit is None
-    return {"code": 2.0, "amount": 1.0 + 2.0 * is_round + 1.5 * is_year}
+    weights = {"code": 2.0, "amount": 1.0 + 2.0 * is_round + 1.5 * is_year}
+    if n == 4 and unit is None and "1500" <= digits <= "2099":
+        weights["year"] = 2.6 if is_year else 0.5
+    return weights
 
 
 def _is_day(groups: list[str]) -> bool:
@@ -298,6 +309,8 @@ def _slashed(shape: Shape) -> dict[str, float]:
     upper, lower = int(groups[0]), int(groups[1])
     if _is_day(groups):
         weights["month_day"] = 2.0
+    elif _is_day(groups[::-1]):
+        weights["day_month"] = 2.0
     if 1 <= upper <= 12 and len(groups[1]) == 2:
         weights["expiry"] = 0.0
     if _YEAR.fullmatch(groups[0]) and 1 <= lower <= 12:
@@ -343,12 +356,16 @@ def _is_short(groups: list[str]) -> bool:
 
 
 def _blanked(shape: Shape) -> dict[str, float]:
-    """Groups with blanks are one code if they are long enough and nothing is counted behind them. Groups of three
-    digits and fewer are numbers of their own if no word names a code."""
+    """Groups with blanks are one code if they are long enough and nothing is counted behind them.
+
+    Few digits, and groups of three and fewer, are numbers of their own if no word names a code.
+    """
     n = sum(len(group) for group in shape.groups)
     is_long = shape.written[0] in "+0" or max(map(len, shape.groups)) >= 4
-    if n < 7 or not (shape.unit is None or shape.unit["weak"] is not None):
+    if not (shape.unit is None or shape.unit["weak"] is not None):
         return {}
+    if n < 7:
+        return {"code": 0.0, _APART: 2.5}
     return {"code": 1.0} if is_long else {"code": 0.0, _APART: 0.5}
 
 
