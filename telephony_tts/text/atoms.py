@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.characters import CLOSING, PAIRS, is_cjk
-from telephony_tts.text.english import abbreviations
+from telephony_tts.text.languages.english import abbreviations
 
 _ADDRESS = re.compile(r"://|www\.|[@/]")
 _SCHEME = re.compile(

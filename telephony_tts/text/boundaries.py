@@ -10,8 +10,8 @@ import re
 import unicodedata
 
 from telephony_tts.text.characters import CLAUSE, CONTENT, DASHES, PAIRS, is_cjk, is_hangul
-from telephony_tts.text.english import abbreviations
-from telephony_tts.text.english.abbreviations import Kind
+from telephony_tts.text.languages.english import abbreviations
+from telephony_tts.text.languages.english.abbreviations import Kind
 from telephony_tts.text.lookahead import Run, View
 from telephony_tts.text.nesting import Role
 
@@ -268,12 +268,12 @@ def _after_abbreviation(view: View, run: Run, token: str, kind: Kind) -> bool:
         return kind is Kind.TIME and not _is_fronted(view, run)
     if not char.isupper():
         return char != "" and kind in (Kind.TIME, Kind.ENDABLE) and char not in "(["
-    if kind is Kind.ENDABLE and not (token.isalpha() and token.istitle()):
-        return not _is_fronted(view, run)
     word = view.word(place)
     follower = view.at(place + len(word))
-    if len(word) == 1 and follower == "." and word != "I":
+    if follower == "." and ((len(word) == 1 and word != "I") or (kind is Kind.REFERENCE and word in ("No", "Nos"))):
         return False
+    if kind is Kind.ENDABLE and not (token.isalpha() and token.istitle()):
+        return not _is_fronted(view, run)
     starts = word in abbreviations.STARTERS
     if kind is Kind.REFERENCE:
         return _after_reference(view, run, token, word)

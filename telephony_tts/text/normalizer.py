@@ -1,8 +1,8 @@
 """Turns written text into spoken words: numbers, amounts, dates, codes, units, signs, addresses. Marks are dropped.
 
-Korean, Japanese and Mandarin are read by the reader (`reader.py`, with the tables of `languages/`), English by rules of
-its own. Digits in Mandarin text are read in Mandarin, and its English words stay. Text in another language keeps its
-digits for the engine and only loses what is never spoken.
+English, Mandarin, Japanese and Korean are read by the reader (`reader.py`) with the tables of `languages/`. Digits in
+Mandarin text are read in Mandarin, and its English words stay. Text in another language keeps its digits for the engine
+and only loses what is never spoken.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from telephony_tts.text import markdown
-from telephony_tts.text.english.rules import ENGLISH
 from telephony_tts.text.languages.chinese import CHINESE
+from telephony_tts.text.languages.english import DAY_FIRST_REGIONS, ENGLISH, ENGLISH_DAY_FIRST
 from telephony_tts.text.languages.japanese import JAPANESE, JAPANESE_DIGITS
 from telephony_tts.text.languages.korean import KOREAN
 from telephony_tts.text.reader import Tables, read
-from telephony_tts.text.scanner import Language, readings
 from telephony_tts.text.unspoken import DIRECTION, token_of
 
 WITH_DIGITS = "-x-digits"
 """The end of a language tag for a voice that reads counters, dates and amounts of the language itself, in digits."""
 
-_LANGUAGES: dict[str, Language | Tables] = {
+_LANGUAGES: dict[str, Tables] = {
     "en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ja-x-digits": JAPANESE_DIGITS, "ko": KOREAN,
+    "en-x-day-first": ENGLISH_DAY_FIRST,
 }  # fmt: skip
 _CODES = {"cmn": "zh", "yue": "zh", "chi": "zh", "zho": "zh", "eng": "en", "jpn": "ja", "kor": "ko"}
 
@@ -82,8 +82,10 @@ def detect_lang(text: str) -> str:
     n_hangul, n_kana = len(_HANGUL.findall(text)), len(_KANA.findall(text))
     if n_hangul or n_kana:
         return "ja" if n_kana >= n_hangul else "ko"
-    n_han = len(_HAN.findall(text)) + len(_CJK_MARK.findall(text))
+    n_han = len(_HAN.findall(text))
     n_words = len(_LATIN_WORD.findall(text))
+    if n_han or not n_words:  # marks alone do not make words Chinese: "Yes，5 days。"
+        n_han += len(_CJK_MARK.findall(text))
     if n_han:
         return "zh" if 2 * n_han >= n_words else "en"
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
@@ -139,14 +141,13 @@ def _spans(text: str, lang: str | None, before: str, codes: set[str] | None) -> 
     clean, origins = stripped.text, stripped.origins
     chosen = choose_language(clean, lang)
     with_digits = WITH_DIGITS if (lang or "").endswith(WITH_DIGITS) else ""
+    if chosen == "en" and not DAY_FIRST_REGIONS.isdisjoint(re.split("[-_]", (lang or "").lower())[1:]):
+        chosen = "en-x-day-first"
     language = _LANGUAGES.get(chosen + with_digits, _LANGUAGES.get(chosen))
     spans = _Spans(text, origins)
     said = markdown.strip(before).text if before else ""
     at = 0
-    if isinstance(language, Tables):
-        found = read(clean, language, said, codes)
-    else:
-        found = readings(clean, language, said) if language else []
+    found = [] if language is None else read(clean, language, said, codes)
     written = clean if language is None or with_digits else _UNREAD.sub(" ", clean)
     for start, end, spoken in found:
         spans.verbatim(written, at, start)

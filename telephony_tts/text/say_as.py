@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from telephony_tts.text.english import numbers as en
 from telephony_tts.text.languages.chinese import numbers as zh
+from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.markdown import fold
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.text.patterns import NUMBER

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telephony_tts.text.english.numbers import DIGITS
+from telephony_tts.text.languages.english.numbers import DIGITS
 from telephony_tts.text.normalizer import is_speakable, normalize, normalize_spans
 
 _PIECES = st.sampled_from(

@@ -352,3 +352,22 @@ class TestForcedCut:
             Segmenter(max_chars=15)
         with pytest.raises(ValueError, match="first_clause_chars is -1"):
             Segmenter(first_clause_chars=-1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Max. 5 people per booking.|Min. 2 nights.",
+        "Qty. 3 is reserved.|Rte. 66 is closed.",
+        "Exp. 08/27.|Ref. No. 12345 is open.",
+        "Acc. 1234 is active.|Inv. 22 is paid.",
+        "Mob. 07700 900123.|Dep. 10:15, arr. 12:40.",
+        "Ver. 3 is out.|Yr. 9 camp starts.",
+        "It's 50 mi. N. of here.",
+        "Use the app.|3 steps remain.",
+        "I asked Max.|He said yes.",
+    ],
+)
+def test_english_abbreviations_before_numbers(line: str) -> None:
+    segmenter = Segmenter("en")
+    assert [sentence.text for sentence in segmenter.feed(line.replace("|", " ")) + segmenter.flush()] == line.split("|")

@@ -31,6 +31,8 @@ _REFERENCES = _words(
     """no nos nr n° p pp pg fig figs sec sect ch chap vol eq eqs art ext extn apt ste rm bldg ref rs para ln acct
     op ca est ed pt fn dept"""
 )
+_BEFORE_NUMBERS = _words("max min qty rte exp acc inv mob dep arr ver yr temp app sched lic")
+"""What is an abbreviation only with a capital, before a number or a label: "Max. 5 people", but "use the app."."""
 _ENDABLE = _words(
     """etc jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun ph.d m.d
     b.a m.a b.sc m.sc m.b.a d.d.s ll.b"""
@@ -89,7 +91,8 @@ def kind(word: str, *, after_number: bool) -> Kind:
         return Kind.ENDABLE
     if lower in _LINKS or (lower in _TITLES and word[0].isupper()):
         return Kind.TITLE
-    if lower in _REFERENCES:
+    is_note = lower in _BEFORE_NUMBERS and (word.istitle() or lower in ("max", "min", "qty", "arr", "dep"))
+    if lower in _REFERENCES or is_note:
         return Kind.REFERENCE
     if lower in _ENDABLE:
         return Kind.PLAIN if lower in ("mar", "sat", "sun", "fri", "wed", "mon") and word == lower else Kind.ENDABLE

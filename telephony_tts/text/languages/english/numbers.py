@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
-)
-_TEENS = (
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-)
+)  # fmt: skip
+_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SCALES = ("", "thousand", "million", "billion", "trillion")
 _IRREGULAR_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
+    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
     "twelve": "twelfth",
-}
+}  # fmt: skip
+_INDIAN = re.compile("[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}")
 _LONGEST_CARDINAL = 15
 """A number with more digits is read digit by digit: quadrillions cannot be understood on the telephone."""
 
@@ -97,14 +74,26 @@ def plural(word: str) -> str:
 def number(text: str) -> str:
     """A written number, unsigned, with optional thousands commas and decimals: "1,234.50" -> words.
 
-    A number with a leading zero is an identifier, so its digits are read one by one.
+    A number with a leading zero is an identifier, so its digits are read one by one. Who groups the digits as in India
+    counts in lakh and crore.
     """
+    is_indian = _INDIAN.match(text) is not None
     whole, _, fraction = text.replace(",", "").partition(".")
-    if len(whole) > _LONGEST_CARDINAL or (len(whole) > 1 and whole[0] == "0"):
+    if is_indian and len(whole) <= _LONGEST_CARDINAL:
+        spoken = _lakhs(int(whole))
+    elif len(whole) > _LONGEST_CARDINAL or (len(whole) > 1 and whole[0] == "0"):
         spoken = digits(whole)
     else:
         spoken = cardinal(int(whole or "0"))
     return f"{spoken} point {digits(fraction)}" if fraction else spoken
+
+
+def _lakhs(number: int) -> str:
+    """12500000 -> "one crore twenty five lakh"."""
+    crores, rest = divmod(number, 10**7)
+    lakhs, rest = divmod(rest, 10**5)
+    parts = (f"{cardinal(crores)} crore" if crores else "", f"{cardinal(lakhs)} lakh" if lakhs else "")
+    return " ".join(part for part in (*parts, cardinal(rest) if rest else "") if part) or "zero"
 
 
 def year(number: int) -> str:
@@ -133,6 +122,12 @@ def fraction(numerator: int, denominator: int) -> str:
     if numerator == 1:
         return f"one {one}"
     return f"{cardinal(numerator)} {'halves' if denominator == 2 else plural(one) if one != 'quarter' else 'quarters'}"
+
+
+def groups(written: str) -> str:
+    """Each group of digits one by one, with a comma between groups so that the voice pauses."""
+    found = re.findall("[0-9]+", written)
+    return (", " if any(len(group) > 1 for group in found) else " ").join(map(digits, found))
 
 
 def letters(text: str) -> str:

@@ -1,0 +1,510 @@
+"""How numbers, codes and signs are read in English text: what the reader needs to know, and the words for each kind."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+
+from telephony_tts.text import addresses, reader
+from telephony_tts.text.languages.english import dates, money, words
+from telephony_tts.text.languages.english import numbers as en
+from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
+from telephony_tts.text.languages.english.signs import say_sign, say_vulgar
+from telephony_tts.text.languages.english.units import LENGTHS, UNIT, UNIT_CHARACTERS, UNITS, say_measured, say_quantity
+from telephony_tts.text.patterns import AIRLINER, NUMBER, SPAN, WITH_VOWEL, from_comma
+from telephony_tts.text.reader import Say, Shape
+
+_PART = re.compile("[A-Za-z]+|[0-9]+|_")
+_SYLLABLES = re.compile("[^aeiouAEIOU]?[aeiouAEIOU][^aeiouAEIOU][aeiouAEIOU]$")
+_TWO_LETTER_NAMES = re.compile(r"(?<=\bdot )(?:au|us|ie|uk|ca|nz|in|sg|za|hk|eu|de|fr|io|ai)(?= |$)")
+_PRESSED = re.compile(
+    r"\b(?:press|dial|hit|enter|key)\s?(?:in\s)?(?:[*#]?[0-9]{1,3}#?,?\s(?:or\s|and\s|then\s)?){0,3}$",
+    re.IGNORECASE,
+)
+_WORDS = addresses.AddressWords(
+    at="at",
+    signs={
+        ".": "dot", "/": "slash", "-": "dash", "_": "underscore", ":": "colon", "?": "question mark", "=": "equals",
+        "&": "and", "+": "plus", "%": "percent", "#": "hash", "~": "tilde",
+    },
+    digits=en.digits,
+    space=" ",
+)  # fmt: skip
+(_, _SAY_EMAIL), (_, _SAY_URL) = addresses.address_rules(_WORDS)
+
+
+def _say_address(say: Callable[[re.Match[str]], str | None]) -> Say:
+    """The names of countries at the end are spelled: "dot A. U"."""
+
+    def say_address(shape: Shape) -> str | None:
+        said = say(shape.found) if shape.found else None
+        return said and _TWO_LETTER_NAMES.sub(lambda name: en.letters(name.group()), said)
+
+    return say_address
+
+
+def _say_code(shape: Shape) -> str | None:
+    written, groups = shape.written, shape.groups
+    if len(groups) == 2 and shape.form == "dashed" and not names_code(shape) and _is_round(groups):
+        return None  # "100-1500" is a range
+    if shape.form == "number" and len(written) > 16 and len(written.lstrip("+0123456789")):
+        return None
+    return ("plus " if written.startswith("+") else "") + en.groups(written)
+
+
+def _is_round(groups: list[str]) -> bool:
+    return all(group[0] != "0" and group.endswith("0") for group in groups) and int(groups[0]) < int(groups[1])
+
+
+def _say_telephone(shape: Shape) -> str:
+    number, _, extension = re.sub(r"(?i)[\s,]*(?:x|ext\.?|extension)\s?", "x", shape.written).partition("x")
+    said = ("plus " if number[0] == "+" else "") + en.groups(number)
+    return f"{said}, extension {en.digits(extension)}" if extension else said
+
+
+def _say_mask(shape: Shape) -> str | None:
+    """The digits that are shown."""
+    return en.groups(shape.written) if shape.groups else "" if "*" in shape.written else None
+
+
+def _say_keys(shape: Shape) -> str:
+    """ "*67", "611#", "#9" after "press"; "#4815" numbers a thing, and a star before four digits hides others."""
+    written, digits = shape.written, shape.groups[0]
+    is_pressed = _PRESSED.search(shape.left) is not None or shape.left.endswith("*")
+    if written[0] == "#" and written[-1].isdigit() and not (is_pressed and len(digits) <= 3):
+        return f"number {en.digits(digits) if len(digits) > 2 or digits[0] == '0' else en.number(digits)}"
+    if written[0] == "*" and written[-1].isdigit() and len(digits) == 4 and not is_pressed:
+        return en.digits(digits)
+    names = {"*": "star", "#": "pound"}
+    said = [names.get(part) or en.digits(part) for part in re.findall("[0-9]+|[*#]", written)]
+    if written[-1] == "*" and not is_pressed:
+        said.pop()
+    return " ".join(said)
+
+
+def _say_hash(shape: Shape) -> str:
+    """ "#04-123", "#22/117"."""
+    joint = " slash " if "/" in shape.written else ", "
+    return f"number {joint.join(map(en.digits, shape.groups))}"
+
+
+def _say_amount(shape: Shape) -> str | None:
+    """A number with its unit. Four digits that may be a year are one if nothing is counted."""
+    written, unit = shape.written, shape.unit
+    number = written.lstrip("+")
+    sign = "plus " if written.startswith("+") else ""
+    if unit is not None and unit["weak"] and names_code(shape):
+        shape.unit = unit = None
+    if len(number.replace(",", "").partition(".")[0]) > 1 and number[0] == "0" and number.isdigit():
+        return sign + en.digits(number)
+    return sign + say_quantity(shape, number)
+
+
+def _say_year(shape: Shape) -> str | None:
+    return en.year(int(shape.written)) if shape.unit is None and shape.written.isdigit() else None
+
+
+_OPEN = re.compile(rf"(?:{dates.WEEKDAY}|day|open|from|hours)[,:]?\s$", re.IGNORECASE)
+
+
+def _say_range(shape: Shape) -> str | None:
+    first, last = (part.strip() for part in re.split(r" ?[~∼〜–—-] ?", shape.written, maxsplit=1))
+    if "-" in last or "–" in last or (len(first) > 1 and first[0] == "0" and first[1] != "."):
+        return None
+    is_spaced = " " in shape.written and not _OPEN.search(shape.left)
+    if (is_spaced and float(first.replace(",", "")) >= float(last.replace(",", ""))) or re.match(r"\s?=", shape.right):
+        return f"{en.number(first)} minus {en.number(last)}"
+    if first == last == "50":
+        return "fifty fifty"
+    joint = "and" if re.search(r"\bbetween\s$", shape.left, re.IGNORECASE) else "to"
+    return say_measured(shape, f"{en.number(first)} {joint} {en.number(last)}", is_one=False)
+
+
+def _say_measured_range(shape: Shape) -> str | None:
+    """ "110-240V"."""
+    return _say_range(shape) if shape.unit is not None and not shape.unit["counted"] else None
+
+
+def _say_size(shape: Shape) -> str:
+    """ "8.5 x 11", "3 x 50mg", "5 x 3 = 15"."""
+    numbers = re.split(r" ?[x×X*] ?", shape.written)
+    written = shape.unit and (shape.unit["written"] or shape.unit["tight"])
+    is_product = "*" in shape.written or re.match(r"\s?=", shape.right) or (written and written not in LENGTHS)
+    first = [en.number(number) for number in numbers[:-1]]
+    return (" times " if is_product else " by ").join([*first, say_quantity(shape, numbers[-1])])
+
+
+def _say_parts(joint: str) -> Say:
+    return lambda shape: joint.join(en.number(part) for part in re.split(r"\s?[:.]\s?", shape.written))
+
+
+def _say_ip(shape: Shape) -> str:
+    host, _, port = shape.written.partition(":")
+    said = " dot ".join(en.digits(part) for part in host.split("."))
+    return f"{said} colon {en.digits(port)}" if port else said
+
+
+def _say_version(shape: Shape) -> str | None:
+    """ "v2.10.3", "3.10.12"."""
+    parts = shape.written.lstrip("vV").split(".")
+    is_named = re.search(r"\bversion:?\s$", shape.left, re.IGNORECASE)
+    if shape.written[0] in "vV" and len(parts) == 1 and len(parts[0]) > 3:
+        return None
+    said = " point ".join(en.number(part) for part in parts)
+    return f"version {said}" if shape.written[0] in "vV" and not is_named else said
+
+
+def _say_pair(shape: Shape) -> str | None:
+    """ "120/80", "80/20 rule", "Unit 5/12", "12/24 months"; three parts are joined with "slash"."""
+    parts = shape.written.split("/")
+    numbers = [en.number(part) for part in parts]
+    if len(parts) > 2:
+        return " slash ".join(numbers)
+    if re.match(r"\s?=", shape.right):
+        return " divided by ".join(numbers)
+    if re.match(r" (?:rule|split|chance)", shape.right):
+        return " ".join(numbers)
+    unit = shape.unit
+    if (unit is not None and unit["counted"]) or re.search(r"\b(?:unit|flat|apt\.?|lot)\s$", shape.left, re.IGNORECASE):
+        return ", ".join(numbers)
+    if re.search(r"\b(?:tier|level|phase|grade)\s$", shape.left, re.IGNORECASE):
+        return " or ".join(numbers)
+    if "." in parts[0] and "." not in parts[1] and unit is None:
+        return " out of ".join(numbers)
+    return say_measured(shape, " over ".join(numbers), is_one=False)
+
+
+def _say_rating(shape: Shape) -> str:
+    return " out of ".join(en.number(part) for part in shape.written.split("/"))
+
+
+def _say_fraction(shape: Shape) -> str | None:
+    rating = EVIDENCE["rating"].behind
+    if rating is not None and rating.match(shape.right):
+        return None
+    said = en.fraction(int(shape.groups[0]), int(shape.groups[1]))
+    return say_measured(shape, said, is_one=True)
+
+
+def _say_mixed_fraction(shape: Shape) -> str | None:
+    whole, top, bottom = shape.groups
+    if not 0 < int(top) < int(bottom):
+        return None
+    return f"{en.number(whole)} and {'a half' if bottom == '2' else en.fraction(int(top), int(bottom))}"
+
+
+def _say_with_vulgar(shape: Shape) -> str | None:
+    sign = shape.written[-1]
+    return f"{en.number(shape.groups[0])} and {'a half' if unicodedata.numeric(sign) == 0.5 else say_vulgar(sign)}"
+
+
+def _say_mixed(shape: Shape) -> str | None:
+    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "24-hour", "5G") is read."""
+    text = shape.written
+    runs = _PART.findall(text)
+    unit = UNIT.match(shape.text, shape.start + len(shape.groups[0])) if text[0].isdigit() else None
+    if unit is not None and not unit["counted"] and len(shape.groups) == 1:
+        return None  # 5kg
+    if re.fullmatch(r"[0-9]{1,6}(?:-[a-z]{2,})+(?:-[0-9]+)?|[0-9]{1,3}[a-z]{4,}", text):
+        return " ".join(en.number(run) if run.isdigit() else run for run in runs)
+    if re.fullmatch("[BCPODGM]2[BCPODGEM]", text):
+        return f"{en.letters(text[0])} to {en.letters(text[2])}"
+    if re.fullmatch(r"(?:mid|pre|post|early|late|FY)-?[12][0-9]{3}", text):
+        return f"{runs[0]} {en.year(int(runs[1]))}"
+    if span := SPAN.fullmatch(text):
+        return f"{_say_place(span['first'] or span['start'])} to {_say_place(span['last'])}"
+    has_zeros = any(len(group) > 1 and group[0] == "0" for group in shape.groups)
+    spells = names_code(shape) or max(map(len, shape.groups)) > 2 or has_zeros or len(runs) > 4
+    return " ".join(_say_run(run, spells, is_long=len(runs) > 4 or "-" in text) for run in runs)
+
+
+def _say_run(run: str, spells: bool, is_long: bool) -> str:
+    if run == "_":
+        return "underscore"
+    if run.isdigit():
+        return en.digits(run) if spells or len(run) > 2 or run[0] == "0" else en.number(run)
+    if run in ("neo", "max", "pro"):
+        return run
+    if len(run) == 1 or (len(run) == 2 and run.isupper()) or not WITH_VOWEL.match(run):
+        return en.letters(run)
+    if _COUPON.fullmatch(run):
+        return run
+    if spells and (len(run) <= 3 or is_long or (run.isupper() and (len(run) > 4 or not _SYLLABLES.match(run)))):
+        return en.letters(run)
+    return run
+
+
+_COUPON = re.compile(
+    "SAVE|FREE|SHIP|NOW|DEAL|SALE|OFF|GET|BUY|NEW|WELCOME|SUMMER|WINTER|SPRING|AUTUMN|HELLO|GIFT|CODE|EXTRA"
+)
+"""Words of vouchers, which people remember as words."""
+
+
+def _say_place(text: str) -> str:
+    """ "14A", "B10"."""
+    return " ".join(en.number(part) if part.isdigit() else en.letters(part) for part in _PART.findall(text))
+
+
+def _say_named(shape: Shape) -> str | None:
+    """ "iOS17.4", "PM2.5"."""
+    found = shape.found
+    return found and f"{_say_run(found['name'], False, False)} {en.number(found['number'])}"
+
+
+def _say_slashed_code(shape: Shape) -> str | None:
+    """ "ABC/123/45", "H/12345"."""
+    return " slash ".join(en.digits(part) if part.isdigit() else part for part in shape.written.split("/"))
+
+
+def _say_house_number(shape: Shape) -> str | None:
+    """ "1600 Pennsylvania Avenue" is read in pairs of digits."""
+    return en.year(int(shape.written)) if shape.written[0] != "0" else None
+
+
+def _say_height(shape: Shape) -> str:
+    feet, inches = (int(group) for group in shape.groups)
+    if shape.written[-1].isdigit():
+        return f"{en.cardinal(feet)} {en.cardinal(inches)}"
+    said = f"{en.cardinal(feet)} {'foot' if feet == 1 else 'feet'}"
+    return f"{said} {en.cardinal(inches)} {'inch' if inches == 1 else 'inches'}"
+
+
+def _say_times(shape: Shape) -> str:
+    """ "3x", "3 x $5"; in "2 x Large Fries" only the number is said."""
+    number = shape.groups[0]
+    if " " in shape.written and re.match(r"\s[A-Z]", shape.right):
+        return en.number(number)
+    return f"{en.number(number)} time{'' if number == '1' else 's'}"
+
+
+def _say_big(shape: Shape) -> str | None:
+    """ "10k", "100K"; "4K" and "14K" are names."""
+    found = shape.found
+    if found is None or (found["scale"] == "K" and len(found["number"]) < 3):
+        return None
+    return f"{en.number(found['number'])} {money.say_scale(found['scale'])}"
+
+
+def _say_comma_quantity(shape: Shape) -> str | None:
+    """ "12,5 %", "1,5 GB", "3,5 million". With two digits after the comma it may be a list."""
+    found = shape.found
+    unit = shape.unit
+    if found is None or (unit is None and not found["first"]) or (unit and (unit["weak"] or unit["tight"])):
+        return None
+    said = en.number(from_comma(found["number"]))
+    if found["first"]:
+        said = f"{en.number(from_comma(found['first']))} to {said}"
+    return say_measured(shape, said, is_one=False)
+
+
+_THINGS = re.compile(
+    r"\s(?:customers|orders|users|tickets|messages|stores|results|members|visitors|employees|products|parcels)\b"
+)
+
+
+def _say_emergency(shape: Shape) -> str | None:
+    """911 and 999 are telephone numbers wherever they count nothing."""
+    return None if shape.unit is not None or _THINGS.match(shape.right) else en.digits(shape.written)
+
+
+def _say_decimal(shape: Shape) -> str:
+    said = f"point {en.digits(shape.written)}"
+    return say_measured(shape, said, is_one=False)
+
+
+def _say_formula(shape: Shape) -> str | None:
+    found = shape.found
+    if found is None:
+        return None
+    if found["top"]:
+        return en.fraction(int(found["top"]), int(found["bottom"]))
+    powers = {"2": "squared", "3": "cubed"}
+    power = powers.get(found["power"]) or f"to the power of {en.number(found['power'])}"
+    return f"{found['name']} {power}"
+
+
+def _say_base(shape: Shape) -> str | None:
+    found = shape.found
+    sign = "minus " if found and found["power"][0] == "-" else ""
+    return found and f"{en.number(found['base'])} to the power of {sign}{en.number(found['power'].lstrip('-'))}"
+
+
+def _say_ordinal(shape: Shape) -> str:
+    digits = "".join(shape.groups)
+    article = "the " if re.search(rf"(?:{dates.WEEKDAY}|day|\b(?:on|by|until|till|from))\s$", shape.left) else ""
+    return article + en.ordinal(int(digits)) if len(digits) <= 15 else en.digits(digits)
+
+
+_SIZE_UNIT = "(?:[\"″'′]|\\s?(?:cm|mm|m|in|ft))"
+_SIZE_NAMES = {'"': "inches", "″": "inches", "in": "inches", "'": "foot", "′": "foot"}
+
+
+def _say_sizes(shape: Shape) -> str:
+    """ "55cm x 40cm x 20cm", "10'x12'"."""
+    parts = (re.split(r"(?<=[0-9])\s?(?=[^0-9.,])", part.strip()) for part in re.split("[x×X]", shape.written))
+    return " by ".join(f"{en.number(number)} {_SIZE_NAMES.get(unit) or UNITS[unit][1]}" for number, unit in parts)
+
+
+def _say_zone(shape: Shape) -> str:
+    return f"{shape.written[:3]} {'plus' if shape.written[3] == '+' else 'minus'} {en.number(shape.groups[0])}"
+
+
+def _say_blood(shape: Shape) -> str:
+    return f"{en.letters(shape.written[:-1])} {'positive' if shape.written[-1] == '+' else 'negative'}"
+
+
+def _say_nothing(shape: Shape) -> str:
+    return ""
+
+
+def _say_pension(shape: Shape) -> str:
+    """ "401(k)"."""
+    return f"four oh {en.digits(shape.groups[0][2])} {re.findall('[kKbB]', shape.written)[0].upper()}"
+
+
+def _say_vanity(shape: Shape) -> str | None:
+    """ "1-800-FLOWERS": the word stays, because people remember it."""
+    found = shape.found
+    return found and f"{en.groups(found['digits'])}, {found['words'].replace('-', ' ')}"
+
+
+_STREET_WORD = "St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway"
+_FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("email", addresses.EMAIL), ("url", addresses.URL),
+    ("formula", re.compile(
+        r"\$?(?<![A-Za-z0-9])(?P<name>[A-Za-z])\^\{?(?P<power>-?[0-9]{1,2})\}?\$?|"
+        r"\\frac\{(?P<top>[0-9]{1,4})\}\{(?P<bottom>[0-9]{1,4})\}"
+    )),
+    ("citation", re.compile(r"\s?\[[0-9]{1,2}\](?:\[[0-9]{1,2}\])+|\s?【[^】\n]{0,60}†[^】\n]{0,60}】")),
+    ("stage", re.compile(
+        r"[(\[](?:laugh(?:s|ing)|chuckl(?:es|ing)|sigh(?:s|ing)|pause[sd]?|short pause|cough(?:s|ing)|clears throat|"
+        r"smil(?:es|ing)|gasps|whispers)[)\]]\s?",
+        re.IGNORECASE,
+    )),
+    ("roman", words.ROMAN), ("street", words.STREET), ("word", words.WORD), ("title", words.TITLE_WITHOUT_STOP),
+    ("numero", words.NUMERO), ("direction", words.DIRECTION), ("hyphenated", words.HYPHENATED),
+    ("always", re.compile(r"24[/x]7(?![0-9/])|50/50(?![0-9/])|20/20(?![0-9/])")),
+    ("pension", re.compile(r"40[13]\(?[kKbB](?![A-Za-z0-9])\)?")),
+    ("airliner", AIRLINER),
+    ("vanity", re.compile(r"(?P<digits>1?[- .]?8[0-9]{2})-(?P<words>[A-Z]{2,10}(?:-[A-Z]{2,10}){0,2})(?![A-Za-z0-9])")),
+    ("telephone", re.compile(
+        r"(?:(?:\+?1[-. ]?)?(?:\([0-9]{3}\)[ -]?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}(?![0-9])"
+        r"|\+(?=(?:[-. ()]{0,2}[0-9]){6})[0-9]{1,15}(?:[-. ]?\(?[0-9]{1,6}\)?){0,6}(?![0-9])"
+        r"|\(0[0-9]{1,4}\)[ -]?[0-9]{3,4}[ -]?[0-9]{3,4}(?![0-9]))"
+        r"(?:[\s,]{0,2}(?:x|ext\.?|extension)\s?[0-9]{1,6}(?![0-9]))?",
+        re.IGNORECASE,
+    )),
+    ("telephone", re.compile(
+        r"00[1-9][0-9]{0,2}(?=(?:[- (]{0,2}[0-9]){8})(?:[- ]\(?[0-9]{1,8}\)?){1,5}(?![0-9])"
+        r"|[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{2,3}(?!\s[a-z]))?(?![0-9])"
+        r"|(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9]| [0-9]{2})"
+    )),
+    ("grouped_code", re.compile(
+        r"[A-Z]{2}[0-9]{4}(?: [0-9]{4}){2}(?: [0-9]{1,4})?(?![0-9A-Za-z])|[0-9]{3}(?: "
+        r"[0-9]{3}){1,3}[A-Z](?![0-9A-Za-z])"
+    )),
+    ("mac", re.compile(r"[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?![0-9A-Za-z:])")),
+    ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/])")),
+    ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
+    ("zone", re.compile(r"(?:GMT|UTC)[+-][0-9]{1,2}(?![0-9])")),
+    ("blood", re.compile(r"(?:AB|[ABO])[-+](?=\s(?:blood|type|donor|plasma))")),
+    ("letters", re.compile(r"(?:Q[1-4][-–]Q[1-4]|[A-Z]–[A-Z]|(?<=[a-rt-z]s )[A-Z]-[A-Z])(?![A-Za-z0-9])")),
+    ("rand", money.RAND), ("rupiah", money.RUPIAH),
+    ("money_with_comma", money.WITH_COMMA), ("money", money.MONEY), ("money_behind", money.BEHIND),
+    *dates.FORMS,
+    ("measured_range", re.compile(rf"(?>{NUMBER})[-–](?>{NUMBER})(?=[A-Za-z%°])")),
+    ("comma_quantity", re.compile(
+        r"(?<![0-9.,])(?:(?P<first>[0-9]{1,3},[0-9])\s?(?:-|–|\bto\b)\s?)?(?P<number>[0-9]{1,3},[0-9])(?![0-9]|"
+        r"[.,-][0-9])"
+    )),
+    ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+    ("hundreds", re.compile(r"100s(?=\sof\b)")),
+    ("ordinal", re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.IGNORECASE)),
+    ("mixed_fraction", re.compile(r"[0-9]{1,6}[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])")),
+    ("vulgar", re.compile(r"[0-9]{1,6}\s?[¼-¾⅐-⅞]")),
+    ("sizes", re.compile(rf"(?>{NUMBER}){_SIZE_UNIT}(?:\s?[x×X]\s?(?>{NUMBER}){_SIZE_UNIT}){{1,3}}(?![A-Za-z0-9])")),
+    ("height", re.compile(
+        r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
+        r"[0-9])(?![0-9'])"
+    )),
+    ("inches", re.compile(
+        r"[0-9]{1,3}[\"″](?=\s(?:tv|screen|monitor|laptop|display|pizza|pipe|wide|long|model|tall)\b)",
+        re.IGNORECASE,
+    )),
+    ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
+    ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
+    ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Z$€£₹]))")),
+    ("house_number", re.compile(rf"[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b)")),
+    ("emergency", re.compile(r"(?:911|999)(?![0-9A-Za-z]|[.,:/-][0-9])")),
+    ("python", re.compile(r"(?<=\bPython )[0-9]\.[0-9]{1,2}(?![0-9]|\.[0-9])")),
+    ("decimal", re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+")),
+)  # fmt: skip
+
+
+def _tables(day_first: bool) -> reader.Tables:
+    return reader.Tables(
+        unit=UNIT,
+        evidence=EVIDENCE,
+        say={
+            "email": _say_address(_SAY_EMAIL), "url": _say_address(_SAY_URL), "formula": _say_formula,
+            "citation": _say_nothing, "stage": _say_nothing, "roman": words.say_roman, "street": words.say_street,
+            "word": words.say_word,
+            "title": lambda shape: {"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz"}[shape.written],
+            "numero": words.say_numero,
+            "direction": lambda shape: {"N": "north", "S": "south", "E": "east", "W": "west"}[shape.written[0]],
+            "hyphenated": lambda shape: shape.written[:-1] + " ",
+            "always": lambda shape: " ".join(en.number(group) for group in shape.groups),
+            "pension": _say_pension, "airliner": _say_code, "vanity": _say_vanity, "telephone": _say_telephone,
+            "grouped_code": lambda shape: ", ".join(en.letters(part) for part in shape.written.split(" ")),
+            "mac": lambda shape: ", ".join(en.letters(part) for part in shape.written.split(":")),
+            "slashed_code": _say_slashed_code, "hash": _say_hash,
+            "zone": _say_zone, "blood": _say_blood,
+            "letters": lambda shape: " to ".join(_say_place(part) for part in re.split("[-–]", shape.written)),
+            "rand": money.say_rand, "rupiah": money.say_rupiah, "money_with_comma": money.say_with_comma,
+            "money": money.say_money, "money_behind": money.say_money_behind,
+            **dates.say(day_first),
+            "comma_quantity": _say_comma_quantity, "version": _say_version, "hundreds": lambda shape: "hundreds",
+            "ordinal": _say_ordinal, "mixed_fraction": _say_mixed_fraction, "vulgar": _say_with_vulgar,
+            "sizes": _say_sizes, "measured_range": _say_measured_range,
+            "height": _say_height, "inches": lambda shape: f"{en.number(shape.groups[0])} inch", "big": _say_big,
+            "base": _say_base, "times": _say_times, "house_number": _say_house_number, "emergency": _say_emergency,
+            "python": _say_version, "decimal": _say_decimal,
+            "mask": _say_mask, "keys": _say_keys, "code": _say_code, "amount": _say_amount, "year": _say_year,
+            "range": _say_range, "minus": _say_range, "size": _say_size, "ratio": _say_ratio,
+            "duration": _say_clock_length,
+            "ip": _say_ip, "pair": _say_pair, "rating": _say_rating, "fraction": _say_fraction, "named": _say_named,
+            "mixed": _say_mixed, "mixed_code": _say_mixed,
+        },
+        signs=say_sign,
+        trigger=reader.trigger(
+            rf"(?<![A-Za-z0-9])(?:{any_case('jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec')}"
+            rf"|(?:{words.NUMBERED})\s[IVX]|(?:{words.RULERS})\s[A-Z]|Mon|Tue|Wed|Thu|Fri|Sat|Sun"
+            rf"|(?:{any_case('appt|vs|wk|qty|rte|blk|hwy|ext|attn|acct|approx|m[-–]f|txn')})(?![A-Za-z])"
+            r"|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
+            r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z][-–][A-Z]|[A-Za-z]\^)"
+            rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW]) |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s|\(0[0-9]{{2,4}}\)|"
+            rf"\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ]"
+            r"|[\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
+        ),
+        forms=reader.Forms(_FORMS),
+        sentence_end=re.compile(r"[!?…](?=\s)|(?<=[A-Za-z0-9)\"'%][A-Za-z0-9)\"'%])\.(?=\s+[A-Z])|\n"),
+    )
+
+
+def _say_ratio(shape: Shape) -> str | None:
+    return None if shape.form == "dashed" else _say_parts(" to ")(shape)
+
+
+def _say_clock_length(shape: Shape) -> str:
+    names = ("hour", "minute", "second")
+    parts = zip(names[3 - len(shape.groups) :], shape.groups, strict=True)
+    said = [f"{en.number(str(int(n)))} {name}{'' if int(n) == 1 else 's'}" for name, n in parts if int(n)]
+    return " ".join(said) or "zero seconds"
+
+
+ENGLISH = _tables(day_first=False)
+ENGLISH_DAY_FIRST = replace(ENGLISH, say={**ENGLISH.say, **dates.say(day_first=True)})
+"""For the regions that write the day before the month: 03/12 is the third of December."""
+DAY_FIRST_REGIONS = frozenset(["gb", "uk", "au", "in", "sg", "nz", "ie", "za", "hk", "my", "ke", "ng", "pk"])

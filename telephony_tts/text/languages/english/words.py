@@ -1,0 +1,133 @@
+"""English abbreviations as words: titles, streets, notes, roman numerals."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text.languages.english import numbers as en
+from telephony_tts.text.languages.english.evidence import any_case, is_counted
+from telephony_tts.text.reader import Shape
+
+_BEFORE_NAMES = """
+mr.: Mister|mrs.: Missus|ms.: Miz|prof.: Professor|lt.: Lieutenant|col.: Colonel|capt.: Captain|sgt.: Sergeant
+gen.: General|rev.: Reverend|hon.: Honorable|maj.: Major|smt.: Shrimati|gov.: Governor|sen.: Senator|mt.: Mount
+"""
+_BEFORE_NUMBERS = """
+rte.: route|rte: route|exp.: expires|ref.: reference|acc.: account|inv.: invoice|dep.: departs|arr.: arrives
+max.: maximum
+min.: minimum|ver.: version|yr.: year|lic.: license|temp.: temperature|app.: appendix|sched.: schedule|ext.: extension
+ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.: page|fig.: figure|sec.: section
+q.: question
+ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway|fl.: floor|rm.: room
+blk: block
+blk.: block|qty: quantity|acct: account
+"""
+_ELSEWHERE = """
+jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
+approx: approximately|dept.: department|govt.: Government|w/o: without|w/e: week ending|w/: with|and/or: and or
+n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per month|p/a: per annum|p/w: per week
+y/o: years old
+y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane
+txn: transaction
+apt.: apartment|ste.: suite|bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated
+avg.: average|appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
+attn.: attention|wk: week|misc.: miscellaneous|asst.: assistant|sq. mile: square mile|sq. miles: square miles
+"""
+
+
+def _words(table: str) -> dict[str, str]:
+    entries = (entry.partition(": ") for entry in table.strip().replace("\n", "|").split("|"))
+    return {written: said for written, _, said in entries}
+
+
+_BEFORE_NAME, _BEFORE_NUMBER = _words(_BEFORE_NAMES), _words(_BEFORE_NUMBERS)
+"""Titles, and what is a word only before a number: "my app." and the answer "No." are none."""
+_WORDS = _BEFORE_NAME | _BEFORE_NUMBER | _words(_ELSEWHERE)
+_ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl.", "govt."))
+"""Their full stop is that of the sentence too if nothing or a capital follows."""
+_ANY = "|".join(re.escape(written).replace(r"\ ", " ") for written in sorted(_WORDS, key=len, reverse=True))
+_NUMBER = re.compile(
+    r"\s(?:is|was)\s(?:#\s?)?[A-Z0-9]|\s?(?:#\s?)?[A-Z]{0,4}-?[0-9]|\s(?:no|nos|number)\.?\s?[0-9]",
+    re.IGNORECASE,
+)
+_STREETS = {
+    "St": "Street", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard", "Ln": "Lane", "Dr": "Drive", "Pkwy": "Parkway",
+    "Ct": "Court", "Pl": "Place", "Fl": "floor",
+}  # fmt: skip
+_HOUSE = re.compile(r"[0-9][A-Z]?\s(?:[NSEW]\.?\s)?(?:[A-Z][a-z]+\s){1,3}$|[0-9](?:st|nd|rd|th)\s$")
+_STREET_NAME = re.compile(r"(?:[a-z,;]\s|^)(?:[A-Z][a-z]+\s){1,3}$")
+_NAME = re.compile(r"\s(?!(?:Apt|Apartment|Suite|Ste|Unit|Floor|Room|Rm)\b)[A-Z]")
+_OWNER = re.compile(r"\b(?:your|my|a|the|his|her|our|their|see|ask)\s$", re.IGNORECASE)
+_ROMANS = {
+    "I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "X": 10, "XI": 11, "XII": 12,
+}  # fmt: skip
+NUMBERED = any_case(
+    "chapter|phase|part|section|volume|act|type|stage|class|level|tier|article|title|schedule|appendix|book|step|war|"
+    "division"
+)
+RULERS = "King|Queen|Pope|Prince|Emperor|Saint"
+
+WORD = re.compile(rf"(?<![A-Za-z0-9.])(?:{_ANY})(?![A-Za-z])(?!(?<!\.)['’])", re.IGNORECASE)
+TITLE_WITHOUT_STOP = re.compile(r"(?:Mr|Mrs|Ms)(?=\s[A-Z])")
+STREET = re.compile(rf"(?:{'|'.join(_STREETS)})(?![A-Za-z'’])\.?")
+NUMERO = re.compile(r"Nos?\s(?=[0-9]{1,6}(?![0-9]))")
+DIRECTION = re.compile(
+    r"[NSEW]\.(?=\sof\b)|(?<=[0-9] )[NSEW]\.?(?=\s(?:[A-Z][a-z]+|[0-9]{1,3}(?:st|nd|rd|th))\s"
+    r"(?:St|Street|Ave|Avenue|Rd|Road|Blvd|Boulevard|Dr|Drive|Ln|Lane|Way|Pl|Place|Ct|Court)\b)"
+)
+ROMAN = re.compile(
+    rf"(?P<noun>(?:{NUMBERED}|(?P<ruler>{RULERS})(?:\s[A-Z][a-z]+){{1,2}})\s)"
+    r"(?P<numeral>VIII|VII|III|XII|IV|VI|IX|XI|II|I|V|X)(?![A-Za-z0-9'’-]|\.[A-Za-z])"
+)
+"""A roman numeral behind a noun that is numbered, or behind the name of a ruler."""
+HYPHENATED = re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.IGNORECASE)
+
+
+def say_word(shape: Shape) -> str | None:
+    written, lower = shape.written, shape.written.lower()
+    if lower in ("max.", "min.") and not re.match(r"\s(?:of\b|[0-9$€£₹])", shape.right):
+        return None
+    if written == "EST." or (lower in _BEFORE_NUMBER and not _NUMBER.match(shape.right)):
+        return None
+    if lower in _BEFORE_NAME and not re.match(r"\s[A-Z]", shape.right):
+        return None
+    if lower == "wk" and not re.match(r"\s(?:of|ending|beginning|commencing)\b", shape.right):
+        return None
+    ends = lower in _ENDS and re.match(r"\s*$|\s[A-Z]", shape.right)
+    return _WORDS[lower] + ("." if ends else "")
+
+
+def say_street(shape: Shape) -> str | None:
+    """ "123 Main St", "5th Ave", "Oak Dr and"; "Dr. Lee", "your Dr." and "St. Mary"."""
+    word = shape.written.rstrip(".")
+    has_stop = len(shape.written) > len(word)
+    end = "." if has_stop and re.match(r"\s*$", shape.right) else ""
+    is_house = _HOUSE.search(shape.left) is not None
+    before_name = _NAME.match(shape.right) is not None
+    if is_house and word in _STREETS and not (word == "Dr" and _OWNER.search(shape.left)):
+        return _STREETS[word] + end
+    if before_name and word in ("Dr", "St"):
+        return ("Doctor" if word == "Dr" else "Saint") if has_stop or word == "Dr" else None
+    if word != "Fl" and _STREET_NAME.search(shape.left) and not _OWNER.search(shape.left):
+        return _STREETS[word] + end
+    if word == "Dr" and (has_stop or _OWNER.search(shape.left)):
+        return "doctor" + end
+    if word == "St" and has_stop:
+        return "Saint"
+    return _STREETS[word] + end if has_stop and word not in ("Ct", "Pl", "Fl") else None
+
+
+def say_roman(shape: Shape) -> str | None:
+    found = shape.found
+    number = _ROMANS[found["numeral"]] if found else 0
+    said = en.cardinal(number)
+    if found and found["ruler"]:
+        said = f"the {en.ordinal(number).capitalize()}"
+    return found and found["noun"] + said
+
+
+def say_numero(shape: Shape) -> str | None:
+    """ "No 1 in the queue"; but not of "No 5 minute wait"."""
+    number = re.match("[0-9]+", shape.right)
+    after = Shape("number", shape.text, shape.end, shape.end + (number.end() if number else 0))
+    return None if is_counted(after) or re.match(r"[0-9]+ (?:minute|hour|day|people)", shape.right) else "number"
