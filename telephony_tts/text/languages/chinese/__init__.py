@@ -64,10 +64,10 @@ def _say_code(shape: Shape) -> str | None:
     return said
 
 
-def _say_mask(shape: Shape) -> str | None:
+def _say_mask(shape: Shape) -> str:
     if shape.groups:
         return _groups(shape.groups)
-    return "" if "*" in shape.written else None
+    return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
 
 
 def _unit(shape: Shape) -> str | None:
