@@ -1,6 +1,7 @@
 import pytest
 from conformance import Subject, assert_keeps_the_contract
 
+from telephony_tts.engines import kokoro
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
@@ -32,5 +33,8 @@ def test_espeak_keeps_the_contract_with_one_worker() -> None:
     assert_keeps_the_contract(lambda: EspeakEngine(n_workers=1), ESPEAK)
 
 
-def test_kokoro_keeps_the_contract() -> None:
+def test_kokoro_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of constant speed. While it is three times slower than at the load, parts follow the clock, and a
+    text is not cut in the same places each time."""
+    monkeypatch.setattr(kokoro._Speed, "is_busy", False)
     assert_keeps_the_contract(KokoroEngine, KOKORO)
