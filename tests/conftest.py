@@ -25,7 +25,10 @@ pytest_plugins = ["stall_retry", "file_scheduling", "crash_reports"]
 PASSES = ("beside", "timed", "alone", "quick", "soak")
 """Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of
 `beside` that are not marked `slow`."""
-LONGEST = ("test_benchmarks.py",)
+LONGEST = (
+    "test_benchmarks.py", "test_ray_engine.py", "test_gpu_rehearsal.py", "test_torture_objects.py",
+    "test_console_say.py", "test_console_network.py",
+)  # fmt: skip
 """Files that take minutes and would come late. They begin first, or one process would be left with them at the end."""
 
 
