@@ -16,6 +16,7 @@ from telephony_tts.text.reader import read
 from telephony_tts.text.segmenter import Segmenter
 from telephony_tts.text.settled import settled_spans
 
+_HAN = re.compile("[\u4e00-\u9fff]")
 HERE = Path(__file__).parent
 _MARKED = re.compile(r"\{([^|{}]*)\|([^{}]*)\}")
 UNREAD = re.compile(r"[0-9~*#/_^<>\\|=@%&+$€£¥₩℃°㎡㎞㎖×÷½]")
@@ -41,7 +42,8 @@ def test_reading(written: str, spoken: str) -> None:
     said = normalize(written, "zh")
     assert heard(said) == heard(spoken)
     assert not UNREAD.search(said), said
-    assert normalize(written) == said, "the language is seen"
+    if _HAN.search(written):  # marks alone do not make words Chinese
+        assert normalize(written) == said, "the language is seen"
 
 
 def test_the_data_is_there() -> None:

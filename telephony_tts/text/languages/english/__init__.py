@@ -66,7 +66,9 @@ def _say_telephone(shape: Shape) -> str:
 
 def _say_mask(shape: Shape) -> str | None:
     """The digits that are shown."""
-    return en.groups(shape.written) if shape.groups else "" if "*" in shape.written else None
+    if shape.groups:
+        return en.groups(shape.written)
+    return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
 
 
 def _say_keys(shape: Shape) -> str:
@@ -485,7 +487,7 @@ def _tables(day_first: bool) -> reader.Tables:
             r"|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
             r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z][-–][A-Z]|[A-Za-z]\^)"
             rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW]) |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s|\(0[0-9]{{2,4}}\)|"
-            rf"\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ]"
+            rf"\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ℡]"
             r"|[\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
         ),
         forms=reader.Forms(_FORMS),

@@ -14,7 +14,7 @@ from telephony_tts.text.reader import Shape
 _WORDS = {
     "&": "and", "@": "at", "=": "equals", "%": "percent", "≥": "greater than or equal to", "≤": "less than or equal to",
     "≠": "not equal to", "≈": "approximately", "×": "times", "÷": "divided by", "±": "plus or minus", "º": "",
-    "§": "section",
+    "§": "section", "℡": "telephone",
     "²": "squared", "³": "cubed", "№": "number", "√": "square root of", "¢": "cents", "µ": "micro", "∞": "infinity",
     "+": "plus",
 }  # fmt: skip

@@ -57,7 +57,7 @@ _STREETS = {
 _HOUSE = re.compile(r"[0-9][A-Z]?\s(?:[NSEW]\.?\s)?(?:[A-Z][a-z]+\s){1,3}$|[0-9](?:st|nd|rd|th)\s$")
 _STREET_NAME = re.compile(r"(?:[a-z,;]\s|^)(?:[A-Z][a-z]+\s){1,3}$")
 _NAME = re.compile(r"\s(?!(?:Apt|Apartment|Suite|Ste|Unit|Floor|Room|Rm)\b)[A-Z]")
-_OWNER = re.compile(r"\b(?:your|my|a|the|his|her|our|their|see|ask)\s$", re.IGNORECASE)
+_OWNER = re.compile(r"\b(?:your|my|a|the|his|her|our|their|see|ask|call|visit|contact|tell)\s$", re.IGNORECASE)
 _ROMANS = {
     "I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "X": 10, "XI": 11, "XII": 12,
 }  # fmt: skip

@@ -47,7 +47,7 @@ def _say_code(shape: Shape) -> str:
 def _say_mask(shape: Shape) -> str | None:
     """The digits that are shown. A hidden end is said: 엑스엑스엑스엑스."""
     if not shape.groups:
-        return "" if "*" in shape.written else None
+        return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
     said = " ".join(code(group) for group in shape.groups)
     return said if shape.written[-1].isdigit() else f"{said} {'엑스' * len(re.findall('[xX]', shape.written))}".rstrip()
 
@@ -268,7 +268,7 @@ KOREAN = reader.Tables(
     signs=say_sign,
     trigger=reader.trigger(
         r"(?<![A-Za-z])(?:[AP]\.?M\.? ?(?=[0-9])|No\. ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))|[ㄱ-ㅎㅏ-ㅣ]{2}|[ㅋㅎㅠㅜ]|"
-        rf"[{UNIT_CHARACTERS}]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
+        rf"[{UNIT_CHARACTERS}§√℡\u2160-\u2188⑩-⑳]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
     ),
     forms=reader.Forms((
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),

@@ -13,7 +13,7 @@ from telephony_tts.text.reader import Shape
 
 _WORDS = {
     "&": "앤드", "@": "골뱅이", "%": "퍼센트", "×": " 곱하기 ", "÷": " 나누기 ", "±": "플러스마이너스 ",
-    "≤": "이하", "≥": "이상",
+    "≤": "이하", "≥": "이상", "§": "제", "√": "루트 ", "℡": "전화 ",
     "≠": "같지 않음", "≈": "약", "№": "넘버 ", "²": "제곱", "³": "세제곱", "¢": "센트",
 }  # fmt: skip
 _DASHES, _WAVES = "-–—", "~∼〜"
@@ -56,10 +56,12 @@ def say_sign(shape: Shape) -> str | None:
         return _WORDS[char]
     if char in "^<>\\|{}`":
         return ""
-    try:
-        fraction = vulgar_fraction(unicodedata.numeric(char))
-    except ValueError:
+    value = unicodedata.numeric(char, None)
+    if value is None:
         return None
+    if value == int(value):
+        return cardinal(int(value))
+    fraction = vulgar_fraction(value)
     return None if fraction is None else f"{cardinal(fraction[1])}분의 {cardinal(fraction[0])}"
 
 
