@@ -77,23 +77,13 @@ def _check(arguments: argparse.Namespace) -> int:
 def _say(arguments: argparse.Namespace) -> int:
     """Prints each sentence as the engine gets it, and below it what a lexicon changed."""
     from telephony_tts import app, config
-    from telephony_tts.text.normalizer import detect_lang, said_before
-    from telephony_tts.text.rewriting import spoken_spans, told_changes
-    from telephony_tts.text.segmenter import Segmenter
+    from telephony_tts.session.lexicons import read_sentences
 
     settings = load(config.load, arguments, {"speech.voice": "--voice", "speech.lang": "--lang"})
     speech = app.session_settings(settings, app.open_lexicons(settings))
     lexicon = call_lexicon(arguments.file, speech.lexicon)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
-    segmenter = Segmenter(speech.lang)
-    codes: set[str] = set()
-    for sentence in [*segmenter.feed(text), *segmenter.flush()]:
-        lang = speech.lang or detect_lang(sentence.text)
-        readings = lexicon.readings(sentence.text, lang, speech.voice) if lexicon is not None else ()
-        before = said_before(text, sentence.start)
-        spans = spoken_spans(sentence.text, lang, speech.control_tokens, readings, before, codes)
-        print("".join(span.spoken for span in spans).strip())
-        for line in told_changes(sentence.text, spans):
-            print(f"  {line}")
+    for sentence, changes in read_sentences(text, lexicon, speech.lang, speech.voice, speech.control_tokens):
+        print("\n  ".join([str(sentence["reading"]), *changes]))
     return 0
 

@@ -56,8 +56,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     config_flags(parser)
     parser.add_argument(
         "--show", action="store_true",
-        help="print a JSON line for each sentence in place of speech: its text, language, voice, reading in words, and "
-        "what the voice is given (pinyin with tone digits, phonemes)",
+        help="print a JSON line for each sentence in place of speech: its text and offsets, language, voice, reading "
+        "in words, and what the voice is given (pinyin with tone digits, phonemes)",
     )  # fmt: skip
     parser.add_argument("--engine", help="engine to use, whatever the language (see `telephony-tts voices`)")
     parser.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
@@ -117,13 +117,15 @@ def _show(text: str, catalog: Catalog, settings: SessionSettings) -> int:
     from telephony_tts.engines.phrases import PhraseKeeper
     from telephony_tts.engines.words import language_of
 
-    for written, utterance in offline.utterances(text, catalog, settings):
+    for start, written, utterance in offline.utterances(text, catalog, settings):
         engine, voice = catalog.choose(utterance)
         reads = engine.inner if isinstance(engine, PhraseKeeper) else engine
         utterance = replace(utterance, voice=voice.name)
         language = language_of(utterance.text) or utterance.lang
         shown = {
             "text": written,
+            "from": start,
+            "to": start + len(written),
             "language": language if language and voice.speaks(language) else voice.languages[0],
             "voice": f"{voice.engine}/{voice.name}",
             "reading": utterance.text,

@@ -61,8 +61,8 @@ async def speak(
         now_ns = max(now_ns, deadline_ns)
 
 
-def utterances(text: str, catalog: Catalog, settings: SessionSettings) -> Iterator[tuple[str, Utterance]]:
-    """What `speak` would give to the engine: each sentence as it was written, and its utterance."""
+def utterances(text: str, catalog: Catalog, settings: SessionSettings) -> Iterator[tuple[int, str, Utterance]]:
+    """What `speak` would give to the engine: where each sentence begins, as it was written, and its utterance."""
     session = _session(text, catalog, settings)
     session.receive(m.Say(text), 0)
     now_ns = 0
@@ -76,7 +76,7 @@ def utterances(text: str, catalog: Catalog, settings: SessionSettings) -> Iterat
         if work is not None:
             turn = session.turns[0]
             part = next(each for each in turn.parts if each.utterance is work)
-            yield turn.text_of(part.sentence).strip(), work
+            yield turn.in_source(part.sentence.start), turn.text_of(part.sentence).strip(), work
             session.audio_ended(work.id, now_ns)
             continue
         deadline_ns = session.deadline_ns()

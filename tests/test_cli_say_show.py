@@ -21,12 +21,15 @@ def test_each_sentence_is_a_line_with_what_its_voice_is_given(capsys: pytest.Cap
     mandarin, english = shown(capsys, "您好，一共还款3,500元。Your balance is $5.")
     assert mandarin == {
         "text": "您好，一共还款3,500元。",
+        "from": 0,
+        "to": 14,
         "language": "zh",
         "voice": "kokoro/zm_yunxi",
         "reading": "您好，一共还款三千五百元。",
         "pinyin": "nin2 hao3 yi1 gong4 huan2 kuan3 san1 qian1 wu3 bai3 yuan2",
         "given": "nin2 hao3 , yi2 gong4 huan2 kuan3 san1 qian1 wu3 bai3 yuan2 .",
     }
+    assert (english["from"], english["to"]) == (14, 33)
     assert (english["language"], english["voice"]) == ("en", "hibari/heart")
     assert english["reading"] == "Your balance is five dollars." and english["given"].endswith("fˈIv dˈɑləɹz.")
 

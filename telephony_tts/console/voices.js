@@ -662,10 +662,11 @@ function editorOf({ name, entries }) {
     text.value = content.text;
     conflict.replaceChildren();
   };
+  const line = (said) => `${said.from}–${said.to} ${said.language}  ${said.text}\n  ${said.reading}`;
   const check = async () => {
     const result = await send("console/api/lexicons/check", "POST", { text: text.value, sentence: sentence.value });
     if (result.problems.length) showProblem(problemText({ code: "bad_config", message: result.problems.join("\n") }));
-    else told.textContent = [t("correct", result.entries), ...result.spoken, ...result.changes.map((line) => `  ${line}`)].join("\n");
+    else told.textContent = [t("correct", result.entries), ...result.sentences.map(line), ...result.changes.map((each) => `  ${each}`)].join("\n");
     return result;
   };
   const save = async () => {
@@ -698,8 +699,8 @@ function editorOf({ name, entries }) {
   text.addEventListener("input", () => edits.has(name) && (edits.get(name).text = text.value));
   const details = element("details", {}, title, text, element("div", { className: "row" }, sentence, button("test", check, { className: "supervised" }),
     button("tryIt", async () => {
-      const { spoken } = await check();
-      if (spoken.length) await speak(spoken.join(" "));
+      const { sentences } = await check();
+      if (sentences.length) await speak(sentences.map((said) => said.reading).join(" "));
     }, { className: "supervised" }),
     button("saveLexicon", save, { className: "main saveLexicon supervised" })), told, conflict);
   allow(details);

@@ -19,10 +19,7 @@ from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.http_api.console_calls import need_supervisor
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.lexicon_files import MAX_FILE_BYTES, LexiconFiles, version_of
-from telephony_tts.session.lexicons import CallLexicon
-from telephony_tts.text.normalizer import detect_lang, said_before
-from telephony_tts.text.rewriting import spoken_spans, told_changes
-from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.session.lexicons import CallLexicon, read_sentences
 
 LEXICONS = "/console/api/lexicons"
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -107,16 +104,8 @@ def _tested(test: LexiconTest) -> dict[str, Any]:
     try:
         lexicon = lexicon_files.compiled(lexicon_files.parse(test.text, _HERE), _HERE)
     except ConfigError as error:
-        return {"entries": 0, "problems": error.message.splitlines(), "spoken": [], "changes": []}
+        return {"entries": 0, "problems": error.message.splitlines(), "sentences": [], "changes": []}
     read = CallLexicon({_HERE: lexicon}, {}, {}, (_HERE,))
-    spoken: list[str] = []
-    changes: list[str] = []
-    segmenter = Segmenter(test.lang)
-    codes: set[str] = set()
-    for sentence in [*segmenter.feed(test.sentence), *segmenter.flush()]:
-        lang = test.lang or detect_lang(sentence.text)
-        readings = read.readings(sentence.text, lang, None)
-        spans = spoken_spans(sentence.text, lang, (), readings, said_before(test.sentence, sentence.start), codes)
-        spoken.append("".join(span.spoken for span in spans).strip())
-        changes += told_changes(sentence.text, spans)
-    return {"entries": lexicon.n_entries, "problems": [], "spoken": spoken, "changes": changes}
+    found = list(read_sentences(test.sentence, read, test.lang))
+    sentences, changes = [sentence for sentence, _ in found], [line for _, lines in found for line in lines]
+    return {"entries": lexicon.n_entries, "problems": [], "sentences": sentences, "changes": changes}

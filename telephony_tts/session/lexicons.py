@@ -5,12 +5,14 @@ Later ones win. A lexicon is looked up by its name for each sentence, so a file 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from telephony_tts.engines.api import language_prefix
 from telephony_tts.text.lexicon import BadEntry, Lexicon, find_readings, may_begin, read_entry
-from telephony_tts.text.rewriting import Reading
+from telephony_tts.text.normalizer import detect_lang, said_before
+from telephony_tts.text.rewriting import Reading, spoken_spans, told_changes
+from telephony_tts.text.segmenter import Segmenter
 
 ALL_LANGUAGES = "*"
 
@@ -73,3 +75,19 @@ class CallLexicon:
         """The bot may write a voice with its engine, "hibari/heart"."""
         exact = self.voices.get(voice)
         return self.voices.get(voice.rpartition("/")[2], ()) if exact is None else exact
+
+
+def read_sentences(
+    text: str, lexicon: CallLexicon | None, lang: str | None, voice: str | None = None, control: Collection[str] = ()
+) -> Iterator[tuple[dict[str, int | str], list[str]]]:
+    """Each sentence of a text, for people: its text, offsets, language and reading; and what the lexicons change."""
+    segmenter = Segmenter(lang)
+    codes: set[str] = set()
+    for sentence in [*segmenter.feed(text), *segmenter.flush()]:
+        language = lang or detect_lang(sentence.text)
+        readings = () if lexicon is None else lexicon.readings(sentence.text, language, voice)
+        before = said_before(text, sentence.start)
+        spans = spoken_spans(sentence.text, language, control, readings, before, codes)
+        reading = "".join(span.spoken for span in spans).strip()
+        told = {"text": sentence.text, "from": sentence.start, "to": sentence.end, "language": language}
+        yield told | {"reading": reading}, list(told_changes(sentence.text, spans))

@@ -548,7 +548,8 @@ def test_a_lexicon_is_read_tested_and_saved_by_a_supervisor(tmp_path: Path) -> N
             test = {"text": wanted, "sentence": "Ask nginx about SQL."}
             assert (await send("POST", "check", test, **BOT)).code == "not_supervisor"
             tested = (await send("POST", "check", test, **BOSS)).json()
-            assert tested["spoken"] == ["Ask engine x about sequel."] and tested["problems"] == []
+            assert [each["reading"] for each in tested["sentences"]] == ["Ask engine x about sequel."]
+            assert tested["problems"] == []
             assert tested["changes"] == ["nginx -> engine x", "SQL -> sequel"]
             wrong = (await send("POST", "check", {"text": "SQL: sequel\nSQL: x\n: ["}, **BOSS)).json()
             assert wrong["problems"] and "line" in wrong["problems"][-1]

@@ -104,7 +104,8 @@ def test_only_people_of_the_operator_examine_the_machine_and_try_lexicons() -> N
                 tried = await ask_json(rig.port, "/console/api/lexicons/check", test, **bearer(key))
                 assert (tried.status, tried.code) == (403, "not_supervisor"), key
             tried = await ask_json(rig.port, "/console/api/lexicons/check", test, **bearer("boss"))
-            assert tried.json()["spoken"] == ["sequel."]
+            (sentence,) = tried.json()["sentences"]
+            assert sentence == {"text": "SQL.", "from": 0, "to": 4, "language": "en", "reading": "sequel."}
 
     run(main)
 
