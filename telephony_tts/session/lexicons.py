@@ -89,5 +89,6 @@ def read_sentences(
         before = said_before(text, sentence.start)
         spans = spoken_spans(sentence.text, language, control, readings, before, codes)
         reading = "".join(span.spoken for span in spans).strip()
-        told = {"text": sentence.text, "from": sentence.start, "to": sentence.end, "language": language}
-        yield told | {"reading": reading}, list(told_changes(sentence.text, spans))
+        yield {
+            "text": sentence.text, "from": sentence.start, "to": sentence.end, "language": language, "reading": reading,
+        }, list(told_changes(sentence.text, spans))  # fmt: skip

@@ -163,7 +163,7 @@ def _parts_cells(text: str, start: int, end: int) -> bool:
 
 def _pause(text: str, start: int, end: int) -> str:
     """What an arrow between two parts becomes. Without blanks around it a comma could make one number of two."""
-    if not text[end].isascii() and text[end].isalpha():
+    if "\u3041" <= text[end] <= "\u9fff":
         return "、"
     return ", " if end - start > 1 else " "
 

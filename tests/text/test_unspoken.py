@@ -91,6 +91,7 @@ def test_formulas_are_words_and_money_stays_money(lang: str, text: str, spoken: 
         ("en", "From 5 → 6, or 5→6.", "From five, six, or five six."),
         ("en", "← Back", "Back"),
         ("zh", "设置→账单 → 卡", "设置、账单、卡"),
+        ("ko", "설정 → 결제", "설정, 결제"),
         ("en", "5 >= 4 and x <= 6", "five greater than or equal to four and x less than or equal to six"),
     ],
 )
