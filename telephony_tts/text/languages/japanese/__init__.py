@@ -8,7 +8,7 @@ from functools import partial
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.japanese import dates
 from telephony_tts.text.languages.japanese.evidence import EVIDENCE, HAN
-from telephony_tts.text.languages.japanese.money import MONEY, money
+from telephony_tts.text.languages.japanese.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.japanese.numbers import DIGITS, KANJI, Kanji, kanji_value
 from telephony_tts.text.languages.japanese.signs import SIGN_CHARACTERS, say_sign
 from telephony_tts.text.languages.japanese.units import UNIT, UNIT_CHARACTERS, UNITS
@@ -70,7 +70,7 @@ class _Say:
             "ip": lambda shape: style.point.join(map(self._code, shape.groups)),
             "ratio": partial(self._joined, joint="対"),
             "pair": lambda shape: self._last_with_unit(shape.written.split("/"), "の", shape),
-            "rating": lambda shape: None,
+            "rating": lambda shape: "点満点中".join(map(self._amount, reversed(shape.written.split("/")))),
             "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._amount(shape.groups[0])}",
             "address": partial(self._joined, joint="の"),
             "minus": partial(self._joined, joint="マイナス"),
@@ -116,12 +116,10 @@ class _Say:
     def _mask(self, shape: Shape) -> str | None:
         return self._code(shape.written) if shape.groups else "" if "*" in shape.written else None
 
-    def _say_amount(self, shape: Shape) -> str | None:
+    def _say_amount(self, shape: Shape) -> str:
         """A number with its unit, which is said too where it is written in letters or signs."""
         number, unit = shape.written.lstrip("+"), shape.unit
         sign = "プラス" if shape.written.startswith("+") else ""
-        if unit is not None and unit["money"]:
-            return self._money(shape)
         is_padded = len(number) > 1 and number[0] == "0" and number.isdigit()
         if is_padded and (unit is None or unit["weak"] or len(number) > 2):
             return sign + self._code(number)
@@ -131,10 +129,10 @@ class _Say:
         """Amounts, with the unit behind the last one if it is written in letters or signs."""
         said = joint.join(self._amount(number.strip()) for number in numbers)
         unit = shape.unit
-        if unit is None or not unit["written"]:
+        if unit is None or not (unit["written"] or unit["money"]):
             return said
         shape.end = unit.end()
-        return said + UNITS[unit["written"]]
+        return said + (UNITS[unit["written"]] if unit["written"] else CURRENCIES[unit["money"]])
 
     def _range(self, shape: Shape) -> str:
         return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)

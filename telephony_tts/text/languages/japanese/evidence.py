@@ -50,6 +50,7 @@ EVIDENCE: dict[str, Evidence] = {
         behind=re.compile(r"\s?(?:で(?:勝|負|敗|引き分|リード|快勝|逆転)|の(?:比率|割合|サポート|対応|画面|比))"),
     ),
     "pair": Evidence(near=re.compile(r"血圧[はがの：:\s]{0,3}$"), behind=re.compile(r"\s?mmHg")),
+    "rating": Evidence(near=re.compile(r"(?:評価|レビュー|満足度|星|点数)[はがの：:\s]{0,3}$")),
     "minus": Evidence(behind=re.compile(r"\s?(?:=|は[0-9])")),
     "fraction": Evidence(behind=re.compile(r"\s?(?:の|カップ|杯|本|個|以上|以下|に(?:なり|減|増|分|切|抑))")),
     "address": Evidence(
