@@ -30,8 +30,8 @@ _FOLD_ONE |= {
 }
 _FOLD_ONE |= {ord(c): " " for c in "\u200a\u2028\u2029\u202f\u205f\u3000"}
 
-_OTHER_DIGIT = re.compile(r"[^\D0-9]|(?<![①-⑨])[①-⑨](?![①-⑨])|[⑴-⑼⒈-⒐❶-❾➀-➈➊-➒]")
-"""Not ①②③ in a row, which would become one number."""
+_OTHER_DIGIT = re.compile(r"[^\D0-9]|(?<![①-⑨0-9])[①-⑨](?![①-⑨0-9])|[⑴-⑼⒈-⒐❶-❾➀-➈➊-➒]")
+"""Not ①②③ in a row, nor ①10時, which would become one number."""
 
 _BLOCK_TAG = re.compile(r"</?(?:br|p|div|li|ul|ol|tr|td|th|table|h[1-6]|hr|break|s|voice|speak)\b", re.I)
 

@@ -31,7 +31,7 @@ _KEY = re.compile(r"\s?(?:[0-9を、と」』)）]|キー|ボタン|印|マー�
 _KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 
-_RATED = re.compile(f"(?:{'|'.join({*CURRENCIES.values(), *UNITS.values()})}|[0-9A-Za-z名人件個回錠本枚分])$")
+_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分])$")
 _PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
 
 
@@ -89,7 +89,8 @@ def _is_latin(char: str) -> bool:
 
 def _say_slash(shape: Shape) -> str:
     """For each: 円/kWh, 円/月, 円/人."""
-    if not _RATED.search(shape.left):
+    is_measured = shape.before is not None and shape.before.end == shape.start
+    if not is_measured and not _RATED.search(shape.left):
         return ""
     if unit := _PER.match(shape.right):
         shape.end += unit.end()
@@ -113,8 +114,8 @@ def _say_number_sign(shape: Shape, style: Kanji) -> str | None:
     if char in "〇零" or HAN[0] <= char <= "鿿":
         return None
     if value == int(value):
-        follows = "①" <= char <= "⑳" and "①" <= shape.right[:1] <= "⑳"
-        return style.amount(str(int(value))) + ("、" if follows else "")
+        is_listed = "①" <= char <= "⑳" and re.match("[①-⑳0-9¥$]", shape.right)
+        return style.amount(str(int(value))) + ("、" if is_listed else "")
     fraction = vulgar_fraction(value)
     if fraction is None:
         return None
