@@ -11,7 +11,7 @@ from telephony_tts.text.languages.japanese.evidence import EVIDENCE, HAN
 from telephony_tts.text.languages.japanese.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.japanese.numbers import DIGITS, KANJI, Kanji, kanji_value
 from telephony_tts.text.languages.japanese.signs import SIGN_CHARACTERS, say_sign
-from telephony_tts.text.languages.japanese.units import UNIT, UNIT_CHARACTERS, UNITS
+from telephony_tts.text.languages.japanese.units import SCALED_UNIT, UNIT, UNIT_CHARACTERS, UNITS
 from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.reader import Shape
 
@@ -79,6 +79,7 @@ class _Say:
             "mixed_code": partial(self._mixed, True),
             "plate": self._plate,
             "money": self._money,
+            "scaled_unit": lambda shape: UNITS[shape.written],
             "numero": lambda shape: "ナンバー",
             "floor": lambda shape: f"{'地下' if shape.written[0] == 'B' else ''}{self._amount(shape.groups[0])}階",
             "wide": lambda shape: self._amount("".join(shape.groups)),
@@ -233,6 +234,7 @@ _FORMS = (
         r"|[(（]0[0-9]{1,4}[)）] ?[0-9]{1,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{1,4}[(（][0-9]{1,4}[)）][0-9]{3,4}(?![0-9])"
     )),
     ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9]|/[0-9])")),
+    ("scaled_unit", SCALED_UNIT),
     ("numero", re.compile(r"(?:(?<![^\W_])No\.|№\.?) ?(?=[0-9])")),
     ("money", MONEY),
     ("era", dates.ERA),
@@ -268,7 +270,7 @@ _KANJI_FORMS = (
     )),
 )  # fmt: skip
 _TRIGGER = (
-    r"(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
+    r"(?<=[千万億])[A-Za-z%]|(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
     rf"|(?:令和|平成|昭和)(?= ?[0-9])|[{dates.WEEKDAYS}](?= ?[・、/〜~–-] ?[{dates.WEEKDAYS}])"
     rf"|[(（](?=[{dates.WEEKDAYS}](?:曜|・祝|[)）]))|[(（](?=0[0-9]{{1,4}}[)）])|[{SIGN_CHARACTERS}{UNIT_CHARACTERS}]"
 )

@@ -17,7 +17,8 @@ W ワット|kW KW ㎾ キロワット|MW メガワット|Wh ワット時|kWh KWh
 V ボルト|kV キロボルト|mV ミリボルト|A アンペア|mA ミリアンペア|mAh ミリアンペア時|Ah アンペア時|Ω オーム|dB デシベル
 hPa ヘクトパスカル|kPa キロパスカル|MPa メガパスカル|kcal キロカロリー|cal カロリー|mmHg ミリ水銀柱
 mg/dL mg/dl ミリグラム毎デシリットル|mmol/L ミリモル毎リットル|g/dL グラム毎デシリットル|ms ミリ秒|s 秒|min 分|h H 時間
-px ピクセル|pt ポイント|m² m2 m^2 ㎡ 平方メートル|km² km2 ㎢ 平方キロメートル|cm² cm2 ㎠ 平方センチメートル
+px ピクセル
+ch チャンネル|pt ポイント|m² m2 m^2 ㎡ 平方メートル|km² km2 ㎢ 平方キロメートル|cm² cm2 ㎠ 平方センチメートル
 m³ m3 m^3 ㎥ 立方メートル|cm³ cm3 ㎤ 立方センチメートル|%pt 〜|% パーセント|‰ パーミル|㌫ パーセント
 """
 UNITS: dict[str, str] = {}
@@ -57,6 +58,8 @@ def _any_of(words: list[str]) -> str:
 
 
 _WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
+SCALED_UNIT = re.compile(rf"(?<=[千万億])(?:{_WRITTEN})(?![A-Za-z0-9])")
+"""A unit behind 10万."""
 UNIT = re.compile(
     rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³])(?!席)|(?P<money>{CURRENCY})"
     rf"|(?P<counter>[ヶかカヵケ箇][月国所年条]|{_any_of(_COUNTERS.split())})|(?P<weak>番))"
