@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from telephony_tts.text.scanner import Rule
-
 _TLD = (
     "com|net|org|edu|gov|mil|int|info|biz|io|ai|app|dev|me|tv|cc|co|shop|store|online|site|tech|cloud|xyz|top|vip|"
     "link|help|support|bank|health|uk|us|ca|au|nz|ie|de|fr|es|it|nl|be|ch|at|se|no|dk|fi|pl|pt|ru|in|cn|hk|tw|mo|jp|"
@@ -39,6 +37,10 @@ class AddressWords:
     signs: dict[str, str]
     digits: Callable[[str], str]
     space: str
+
+
+Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+"""What is found, and what is said for it."""
 
 
 def address_rules(words: AddressWords) -> tuple[Rule, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from telephony_tts.text.units import UNIT
-
 NUMBER = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]{1,2}(?:,[0-9]{2}){1,4},[0-9]{3}(?![0-9]|,[0-9])|[0-9]+)(?:\.[0-9]+)?"
 )
@@ -24,17 +22,8 @@ def from_comma(written: str) -> str:
     return written.replace(".", "").replace(",", ".")
 
 
-MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
-"""A unit after a number. A single letter does not count, because it may belong to a code."""
-
-MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
-"""A number of which the beginning or the middle is hidden: "****4821", "138****8000"."""
-
 NAMED_DECIMAL = re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])")
 """A name with a decimal number: "iOS17.4", "PM2.5"."""
-
-MIXED = re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])")
-"""Letters and digits in one word: "SF1234", "COVID-19"."""
 
 LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+")
 """The runs of letters and of digits in such a word."""
@@ -67,12 +56,6 @@ END_OF_DATE = (
     rf"(?![0-9A-Za-z]|[/.][0-9]|-(?!(?:[12][0-9]{{3}}[-/.][01]?[0-9][-/.][0-3]?[0-9]|{_DAY_OF_MONTH})(?![0-9A-Za-z]))[0-9])"
 )
 """After a date in digits. A dash may follow if another date comes after it: "12/05/2026-12/09/2026"."""
-
-SIGNS = (
-    r"[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"
-    r"\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
-)
-"""The class of the signs that have a rule."""
 
 FRACTION_DENOMINATORS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
 """Denominators that make "1/4" a fraction rather than a day of a month."""

@@ -11,10 +11,10 @@ import re
 
 from telephony_tts.text.languages.chinese import numbers as zh
 from telephony_tts.text.languages.english import numbers as en
+from telephony_tts.text.languages.english.money import CURRENCIES
 from telephony_tts.text.markdown import fold
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.text.patterns import NUMBER
-from telephony_tts.text.units import CURRENCIES
 
 SAY_AS = {
     "characters": "characters", "character": "characters", "spell-out": "characters", "verbatim": "characters",

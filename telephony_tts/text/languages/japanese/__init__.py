@@ -115,7 +115,9 @@ class _Say:
         return sign + self._code(written)
 
     def _mask(self, shape: Shape) -> str | None:
-        return self._code(shape.written) if shape.groups else "" if "*" in shape.written else None
+        if shape.groups:
+            return self._code(shape.written)
+        return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
 
     def _say_amount(self, shape: Shape) -> str:
         """A number with its unit, which is said too where it is written in letters or signs."""
