@@ -7,7 +7,9 @@ A recogniser writes numbers and punctuation as it likes, so both sides are folde
 - Unicode NFKC, lower case, no punctuation, no blanks (English: no apostrophes, one blank between words).
 - Digits that were heard become words. A run of digits has several readings ("12": 一二, 十二; "one two", "twelve"); the
   one nearest to the reference counts. So do a decimal point, a colon of a clock time, a percent sign and ℃.
-- Mandarin: 幺 is 一, 两 is 二, 〇 is 零. The recogniser itself gives simplified characters.
+- Mandarin: 幺 is 一, 两 is 二, 〇 is 零. As a syllable, 一 may be yao1, the 幺 of codes, with any character. An English
+  word is one token, as a Han character is, and so is a letter of a code ("SF": two). Latin letters in a row that were
+  heard are a word or letters, whichever is nearer. The recogniser itself gives simplified characters.
 - Japanese: ゼロ is 零, and the usual kanji of some polite words are kana (下さい, 致す, 頂く, 居る, 御).
 - English: dollars, pounds, units and titles as words; letters of an abbreviation one by one.
 """
@@ -55,13 +57,14 @@ def character_errors(spoken: str, heard: str, language: str) -> Errors:
 def syllable_errors(spoken: str, heard: str) -> Errors:
     """Of Mandarin. Another character with the same toned syllable is no error. Latin letters count as they are."""
     reference, found = _nearest_characters(spoken, heard, "zh")
-    given = next(
-        _annotated(each) for each in _alternatives(spoken) if _folded_characters(_plain(each), "zh") == reference
-    )
+    given = next(_annotated(each) for each in _alternatives(spoken) if _reference_tokens(each, "zh") == reference)
     wanted = list(zip(reference, _syllables(reference, given), strict=True))
     heard_syllables = list(zip(found, _syllables(found, {}), strict=True))
-    n_wrong = _distance(wanted, heard_syllables, lambda a, b: a[0] == b[0] or a[1] == b[1])
-    return Errors(n_wrong, len(wanted))
+
+    def same(a: tuple[str, str], b: tuple[str, str]) -> bool:
+        return a[0] == b[0] or a[1] == b[1] or (a[0] == "一" and b[1] == "yao1")
+
+    return Errors(_distance(wanted, heard_syllables, same), len(wanted))
 
 
 def word_errors(spoken: str, heard: str) -> Errors:
@@ -125,45 +128,63 @@ def _alternatives(spoken: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------ Mandarin and Japanese
 
 _CJK_FOLDS = {
-    "zh": {"幺": "一", "两": "二", "〇": "零", "°c": "摄氏度", "@": "at"},
+    "zh": {"幺": "一", "两": "二", "〇": "零", "°c": "摄氏度", "@": " at "},
     "ja": {
         "ゼロ": "零", "〇": "零", "下さ": "くださ", "致し": "いたし", "頂": "いただ", "居り": "おり", "御": "ご",
         "%": "パーセント", "°c": "度",
     },
 }  # fmt: skip
 _CJK_DIGITS = "零一二三四五六七八九"
-_RUN = re.compile(r"(\d+)")
+_RUNS = {"zh": re.compile(r"(\d+|[a-z]+(?:-[a-z]+)*)"), "ja": re.compile(r"(\d+)")}
 
 
 def _nearest_characters(spoken: str, heard: str, language: str) -> tuple[Tokens, Tokens]:
-    references = [_folded_characters(_plain(each), language) for each in _alternatives(spoken)]
+    references = [_reference_tokens(each, language) for each in _alternatives(spoken)]
     text = unicodedata.normalize("NFKC", heard).lower()
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
     text = re.sub(r"(?<=\d):(?=\d)", {"zh": "点", "ja": "時"}[language], text)
     if language == "zh":
         text = re.sub(r"(\d+(?:\.\d+)?)%", r"百分之\1", text)
     text = re.sub(r"(?<=\w)\.(?=\w)", "点", text)
-    pieces = _RUN.split(text)
+    for written, folded in _CJK_FOLDS[language].items():
+        text = text.replace(written, folded)
+    pieces = _RUNS[language].split(text)
     parts = [
-        _cjk_readings(piece, language, after=pieces[n - 1]) if n % 2 else [_folded_characters(piece, language)]
+        _cjk_readings(piece, language, after=pieces[n - 1]) if n % 2 else [_characters(piece)]
         for n, piece in enumerate(pieces)
     ]
     return _nearest(references, parts)
 
 
-def _folded_characters(text: str, language: str) -> Tokens:
-    text = unicodedata.normalize("NFKC", text).lower()
+def _reference_tokens(spoken: str, language: str) -> Tokens:
+    """Of a reference without alternatives."""
+    text = unicodedata.normalize("NFKC", _plain(spoken))
     for written, folded in _CJK_FOLDS[language].items():
         text = text.replace(written, folded)
+    if language != "zh":
+        return _characters(text.lower())
+    return [token for each in re.findall(r"[A-Za-z]+|.", text) for token in _word_or_characters(each)]
+
+
+def _word_or_characters(text: str) -> Tokens:
+    """Letters of a reference in capitals are said one by one, others as a word."""
+    is_word = text[0].isascii() and text.isalpha() and not text.isupper()
+    return [text.lower()] if is_word else _characters(text.lower())
+
+
+def _characters(text: str) -> Tokens:
     return [char for char in text if char.isalnum() or char == "ー"]
 
 
-def _cjk_readings(digits: str, language: str, after: str) -> list[Tokens]:
-    """A run of digits in Chinese characters, as a number and digit by digit; behind a decimal point only the latter."""
-    one_by_one = [_CJK_DIGITS[int(digit)] for digit in digits]
-    if len(digits) > 8 or (digits[0] == "0" and len(digits) > 1) or (after.endswith("点") and language == "ja"):
+def _cjk_readings(run: str, language: str, after: str) -> list[Tokens]:
+    """A run of digits in Chinese characters, as a number and digit by digit; behind a decimal point only the latter. A
+    run of letters as a word and letter by letter."""
+    if not run.isdecimal():
+        return [[run.replace("-", "")], _characters(run)]
+    one_by_one = [_CJK_DIGITS[int(digit)] for digit in run]
+    if len(run) > 8 or (run[0] == "0" and len(run) > 1) or (after.endswith("点") and language == "ja"):
         return [one_by_one]
-    return [list(_cjk_number(int(digits), language)), one_by_one]
+    return [list(_cjk_number(int(run), language)), one_by_one]
 
 
 def _cjk_number(n: int, language: str) -> str:
@@ -190,21 +211,20 @@ def _plain(reference: str) -> str:
 
 
 def _annotated(reference: str) -> dict[int, str]:
-    """The readings that a reference gives, by the place of the character among those without them."""
-    found: dict[int, str] = {}
-    n_before = 0
-    for match in re.finditer(r"\[(\w+)]", reference):
-        found[match.start() - n_before - 1] = match[1]
-        n_before += len(match[0])
-    return found
+    """The readings that a Mandarin reference gives, by the number of their token."""
+    return {
+        len(_reference_tokens(reference[: match.start()], "zh")) - 1: match[1]
+        for match in re.finditer(r"\[(\w+)]", reference)
+    }
 
 
 def _syllables(tokens: Tokens, given: dict[int, str]) -> list[str]:
-    """Toned syllables, with 一 and 不 in the tones that they have by themselves. Other characters stay."""
+    """Toned syllables, with 一 and 不 in the tones that they have by themselves. Letters, words and digits stay."""
     found: list[str] = lazy_pinyin(
-        "".join(tokens), style=Style.TONE3, neutral_tone_with_five=True, errors=lambda chars: list(chars)
-    )
-    usual = {"一": "yi1", "不": "bu4"}
+        "".join(token if len(token) == 1 else "*" for token in tokens), style=Style.TONE3, neutral_tone_with_five=True,
+        errors=lambda chars: list(chars),
+    )  # fmt: skip
+    usual = {"一": "yi1", "不": "bu4"} | {token: token for token in tokens if len(token) > 1}
     return [given.get(n, usual.get(token, found[n])) for n, token in enumerate(tokens)]
 
 
