@@ -15,6 +15,7 @@ from telephony_tts.engines.english import EnglishReading, aligned, english_reade
 from telephony_tts.engines.ipa_by_espeak import VOICES, EspeakText
 from telephony_tts.engines.japanese import Japanese, kana_symbols
 from telephony_tts.engines.mandarin import HAN_RUN, Mandarin, digits_as_han, sandhi, spelt, symbols
+from telephony_tts.engines.mandarin_words import MandarinWords
 
 _IN_OTHER_LETTERS = {
     "t͡ʃ": "ʧ", "d͡ʒ": "ʤ", "t͡s": "ʦ", "d͡z": "ʣ", "t͡ɕ": "ʨ", "d͡ʑ": "ʥ", "tɕ": "ʨ", "dʑ": "ʥ", "tʃ": "ʧ", "dʒ": "ʤ",
@@ -97,6 +98,7 @@ class KokoroReader:
 
     def __init__(self) -> None:
         self._mandarin = Mandarin()
+        self._words = MandarinWords()
         self._english = english_reader()
         self._letters = {number: letter for letter, number in self._english.symbols.items()}
 
@@ -123,12 +125,20 @@ class KokoroReader:
         ids: list[int] = []
         spans: list[_Span] = []
         written: list[str] = []
+        space = self._english.symbols[" "]
+
+        def begin_word() -> None:
+            """Kokoro was trained on Mandarin with a blank between words."""
+            if spans and spans[-1].last == len(ids) > 0:
+                ids.append(space)
+
         at = 0
         while at < len(text):
             match = _SPAN.match(text, at)
             assert match is not None  # any character matches
-            first = len(ids)
             if (said := ipa.get(at)) is not None and (HAN_RUN.match(text, at) or said.end >= match.end()):
+                begin_word()
+                first = len(ids)
                 ids += self._english.ids(hibari_phonemes(said.value))
                 spans.append(_Span(at, text[at : said.end], first, len(ids)))
                 written.append(f"/{said.value}/ ")
@@ -136,11 +146,14 @@ class KokoroReader:
                 continue
             if match[1]:
                 end = min((start for start in ipa if at < start < match.end()), default=match.end())
+                begins = self._words.begins(self._mandarin.simplified(text[at:end]))
                 for place in range(at, end):
+                    if place - at in begins:
+                        begin_word()
+                    first = len(ids)
                     ids += self._english.ids(symbols(syllables[place]) or "") if place in syllables else []
                     if place in syllables:
                         spans.append(_Span(place, text[place], first, len(ids)))
-                    first = len(ids)
                 written.append("".join(spelt(text[at:end], {p - at: s for p, s in syllables.items()})))
                 at = end
                 continue
@@ -153,6 +166,8 @@ class KokoroReader:
                 if HAN_RUN.search(text) and not inside:
                     inside = [(letter.start(), letter.end(), "ˈeɪ") for letter in _LETTER_A.finditer(match[2])]
                 english = self._english.read(match[2], inside)
+                begin_word()
+                first = len(ids)
                 ids += english.ids[1:-1]
                 spans.append(_Span(at, match[2], first, len(ids), english))
                 written.append("/" + "".join(self._letters[number] for number in english.ids[1:-1]) + "/ ")
@@ -161,7 +176,6 @@ class KokoroReader:
                 ids += self._english.ids(mark)
                 written.append(mark)
             at = match.end()
-        space = self._english.symbols[" "]
         kept = [n for n, number in enumerate(ids) if number != space or 0 < n < len(ids) - 1]
         if len(kept) < len(ids) and ids[:1] == [space]:
             spans = [_Span(s.start, s.text, s.first - 1, s.last - 1, s.english) for s in spans]

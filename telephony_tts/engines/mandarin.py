@@ -33,6 +33,10 @@ class Mandarin:
         self._lexicon = _Lexicon(resources.files(__package__).joinpath("mandarin.txt").read_text(encoding="utf-8"))
         self._pypinyin("您好")
 
+    def simplified(self, text: str) -> str:
+        """The text with the traditional characters that our words have as simplified ones; all places stay."""
+        return self._lexicon.simplified(text)
+
     def read(self, text: str, pronunciations: Iterable[Pronunciation] = ()) -> dict[int, str]:
         """The syllable of each Han character by its place. `pronunciations` decide where they have pinyin; what is no
         syllable of Mandarin is left out. Digits beside Han characters are to be Han characters."""

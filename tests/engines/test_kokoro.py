@@ -17,6 +17,7 @@ from conformance import joined, speak
 
 from telephony_tts.engines import kokoro_model, kokoro_styles
 from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
+from telephony_tts.engines.english import english_reader
 from telephony_tts.engines.kokoro import KokoroEngine, _fitting, _joined, _next_part, _Playout, _Speed, _spoken
 from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ, Clause, Stop
 from telephony_tts.engines.kokoro_reading import KokoroReader
@@ -58,6 +59,17 @@ def test_a_single_a_among_han_characters_is_a_letter(reader: KokoroReader) -> No
     assert reader.read("他说 A good idea 很好").written.startswith("ta1 shuo1 /ɐ ɡˈʊd")
 
 
+def test_a_blank_stands_between_words_and_not_before_a_mark(reader: KokoroReader) -> None:
+    letters = {number: letter for letter, number in english_reader().symbols.items()}
+
+    def symbols(text: str, *given: Pronunciation) -> str:
+        return "".join(letters[number] for number in reader.read(text, given).symbols)
+
+    assert symbols("您的地址是对的，谢谢。") == "ni↗n tɤ ti↘ꭧɨ↓ ʂɨ↘ twei↘ tɤ, ɕje↘ɕje↘."
+    assert symbols("您的VIP套餐") == "ni↗n tɤ vˌiˌIpˈi tʰau↘ʦʰa→n"
+    assert symbols("您的地址", Pronunciation(2, 4, "ipa", "ti")) == "ni↗n tɤ ti"
+
+
 @pytest.mark.parametrize("text", ["您好", " 您好", "，您好！", "(您好)", "OK，您好 bye 啊", "A 5 号", "《合同》"])
 def test_each_part_of_a_text_has_its_symbols(reader: KokoroReader, text: str) -> None:
     reading = reader.read(text)
@@ -78,7 +90,7 @@ def test_peaks_are_kept_and_the_level_is_that_of_the_house(engine: KokoroEngine,
 
 
 def test_a_word_begins_where_a_pause_ends(engine: KokoroEngine, runner: asyncio.Runner) -> None:
-    text = "您好，请问您今天能还款吗？"
+    text = "您好，请问有什么可以帮您？"
     chunks = runner.run(speak(engine, Utterance("u", text)))
     pcm = joined(chunks)
     (asks,) = (t for chunk in chunks for t in chunk.timings if text[t.start_char] == "请")

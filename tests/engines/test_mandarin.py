@@ -8,7 +8,9 @@ import pytest
 
 from telephony_tts.engines.api import Pronunciation
 from telephony_tts.engines.mandarin import HAN_RUN, Mandarin, digits_as_han, is_syllable, sandhi, symbols
+from telephony_tts.engines.mandarin_words import MandarinWords
 
+WORDS = Path(__file__).parents[2] / "telephony_tts" / "engines" / "mandarin_words.txt"
 DATA = Path(__file__).parents[2] / "telephony_tts" / "engines" / "mandarin.txt"
 
 
@@ -137,3 +139,40 @@ def test_the_data_has_a_syllable_for_each_character_and_each_word_once() -> None
 )  # fmt: skip
 def test_a_syllable_in_symbols(pinyin: str, expected: str | None) -> None:
     assert symbols(pinyin) == expected
+
+
+# ------------------------------------------------------------------------------ words
+
+
+@pytest.fixture(scope="module")
+def words() -> MandarinWords:
+    return MandarinWords()
+
+
+@pytest.mark.parametrize(
+    "divided",
+    [
+        "您 的 地址 是 朝阳区",
+        "请 您 在 听到 一声 之后",
+        "这笔 钱 已经 还清 了",
+        "研究 生命 的 起源",  # the longest word first would be 研究生
+        "魑魅魍魉",
+        "一",
+    ],
+)
+def test_a_run_is_divided_into_its_words(words: MandarinWords, divided: str) -> None:
+    text = divided.replace(" ", "")
+    begins = words.begins(text)
+    assert "".join(" " * (at in begins) + char for at, char in enumerate(text)) == f" {divided}"
+
+
+def test_characters_in_no_word_stay_together(words: MandarinWords) -> None:
+    assert words.begins("沒還沒還") == {0}, "traditional"
+
+
+def test_every_word_and_its_cost_are_read(words: MandarinWords) -> None:
+    lines = WORDS.read_text(encoding="utf-8").splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    for cost, *row in rows[::97]:
+        assert all(words.cost(word) == int(cost) for word in row)
+    assert words.cost("沒還") is None
