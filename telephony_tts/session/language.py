@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from telephony_tts.engines.api import LangSource
-from telephony_tts.text.normalizer import WITH_DIGITS, detect_lang, may_be_japanese
+from telephony_tts.text.normalizer import WITH_DIGITS, detect_lang, has_cjk_marks, may_be_japanese
 
 DetectLanguage = Callable[[str], str | None]
 """Returns the language of a sentence in Latin letters, or None if it is not certain. Takes about 0.1 ms."""
@@ -44,6 +44,9 @@ class CallLanguage:
         seen = detect_lang(sentence)
         if seen == "en" and not any(char.isalpha() for char in sentence):
             return self._before or ("en", "letters")
+        before = self._before
+        if seen == "en" and before is not None and before[0][:2] in ("ja", "zh") and has_cjk_marks(sentence):
+            return before
         if seen == "zh" and self._before is not None and not self._shows_chinese(sentence, self._before[0]):
             return self._before
         now: tuple[str, LangSource] = seen, "letters"

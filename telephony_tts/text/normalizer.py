@@ -91,6 +91,11 @@ def detect_lang(text: str) -> str:
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
 
 
+def has_cjk_marks(text: str) -> bool:
+    """Whether the marks of Latin words are those of Chinese and Japanese: "OK。"."""
+    return 2 * len(_CJK_MARK.findall(text)) >= len(_LATIN_WORD.findall(text)) and bool(_CJK_MARK.search(text))
+
+
 def may_be_japanese(text: str) -> bool:
     """Whether a text that `detect_lang` calls Chinese may be Japanese without kana: "合計12,500円。"."""
     try:
