@@ -357,10 +357,6 @@ def _say_blood(shape: Shape) -> str:
     return f"{en.letters(shape.written[:-1])} {'positive' if shape.written[-1] == '+' else 'negative'}"
 
 
-def _say_nothing(shape: Shape) -> str:
-    return ""
-
-
 def _say_pension(shape: Shape) -> str:
     """ "401(k)"."""
     return f"four oh {en.digits(shape.groups[0][2])} {re.findall('[kKbB]', shape.written)[0].upper()}"
@@ -378,12 +374,6 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("formula", re.compile(
         r"\$?(?<![A-Za-z0-9])(?P<name>[A-Za-z])\^\{?(?P<power>-?[0-9]{1,2})\}?\$?|"
         r"\\frac\{(?P<top>[0-9]{1,4})\}\{(?P<bottom>[0-9]{1,4})\}"
-    )),
-    ("citation", re.compile(r"\s?\[[0-9]{1,2}\](?:\[[0-9]{1,2}\])+|\s?【[^】\n]{0,60}†[^】\n]{0,60}】")),
-    ("stage", re.compile(
-        r"[(\[](?:laugh(?:s|ing)|chuckl(?:es|ing)|sigh(?:s|ing)|pause[sd]?|short pause|cough(?:s|ing)|clears throat|"
-        r"smil(?:es|ing)|gasps|whispers)[)\]]\s?",
-        re.IGNORECASE,
     )),
     ("roman", words.ROMAN), ("street", words.STREET), ("word", words.WORD), ("title", words.TITLE_WITHOUT_STOP),
     ("numero", words.NUMERO), ("direction", words.DIRECTION), ("hyphenated", words.HYPHENATED),
@@ -451,7 +441,7 @@ def _tables(day_first: bool) -> reader.Tables:
         evidence=EVIDENCE,
         say={
             "email": _say_address(_SAY_EMAIL), "url": _say_address(_SAY_URL), "formula": _say_formula,
-            "citation": _say_nothing, "stage": _say_nothing, "roman": words.say_roman, "street": words.say_street,
+            "roman": words.say_roman, "street": words.say_street,
             "word": words.say_word,
             "title": lambda shape: {"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz"}[shape.written],
             "numero": words.say_numero,
