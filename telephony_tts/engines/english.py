@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts.engines.api import Timing
+from telephony_tts.engines.english_tables import Phonemes, TagWeights
 from telephony_tts.engines.speech import share_time
 from telephony_tts.engines.words import words
+from telephony_tts.engines.workers import give_back_unused_memory
 
 _DIGIT_GROUPS = re.compile(r"(?<![\w.,:/-])(?!\d{4}-\d\d-\d\d\b)\d+(?:[-\u2010-\u2013]\d+){2,}(?![\w-])")
 _DIGITS = re.compile(r"(?<![\d.,:/-])\d+(?!\d|[.,:/-]\d)")
@@ -44,9 +46,13 @@ class EnglishReader:
 
         self._normalize = normalize
         self._g2p = G2P()
+        for known in (self._g2p.lexicon.golds, self._g2p.lexicon.silvers):
+            known.d = Phonemes(known.d)
+        self._g2p.tagger.weights = TagWeights(self._g2p.tagger.weights)
         self._g2p.oov("warmup")  # built on first use without a lock, so not by two threads
         self.symbols: dict[str, int] = json.loads(Path(ASSETS, "vocab.json").read_text(encoding="utf-8"))
         """The number of each symbol."""
+        give_back_unused_memory()  # what reading the files took
 
     def read(self, text: str, sounds: Sequence[tuple[int, int, str]] = ()) -> EnglishReading:
         """The phonemes of each word of hibari's normalised text, whose words may differ from those of the text."""

@@ -26,7 +26,6 @@ from telephony_tts.engines.kokoro_model import (
     Stop,
     Terminated,
     Wave,
-    give_back_unused_memory,
 )
 from telephony_tts.engines.kokoro_reading import KokoroReader, KokoroReading
 from telephony_tts.engines.kokoro_styles import extra_of, known_voices, language_of_voice, read_styles, what_lacks
@@ -34,7 +33,7 @@ from telephony_tts.engines.mandarin import HAN_RUN
 from telephony_tts.engines.speech import SpokenPiece, speak_pieces, trimmed
 from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import LATIN, is_speakable, pieces, scripts
-from telephony_tts.engines.workers import Cancelled, WorkerPool
+from telephony_tts.engines.workers import Cancelled, WorkerPool, give_back_unused_memory
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0

@@ -8,6 +8,8 @@ consumer costs bounded memory and no thread, and a worker never waits for a cons
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import heapq
 import logging
 import threading
@@ -32,6 +34,12 @@ Work = Callable[[Cancelled], Iterator[T]]
 
 MAX_AHEAD = 64
 """Limit of items of a job that were made and not taken: 64 chunks of 200 ms are 12.8 s and 0.6 MB of speech."""
+
+
+def give_back_unused_memory() -> None:
+    """To the system, what malloc keeps: up to 60 MB for each thread that has spoken. Takes 2 to 4 ms. glibc only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Job(Generic[T]):
