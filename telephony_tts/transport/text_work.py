@@ -12,8 +12,9 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from itertools import count
-from time import monotonic_ns
 from weakref import WeakKeyDictionary
+
+from telephony_tts.clock import monotonic_ns
 
 _SLICE_NS = 4_000_000
 """A fifth of a frame's 20 ms."""

@@ -11,7 +11,7 @@ from telephony_tts.text.languages.japanese.evidence import EVIDENCE, HAN
 from telephony_tts.text.languages.japanese.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.japanese.numbers import DIGITS, KANJI, Kanji, kanji_value
 from telephony_tts.text.languages.japanese.signs import SIGN_CHARACTERS, say_sign
-from telephony_tts.text.languages.japanese.units import SCALED_UNIT, UNIT, UNIT_CHARACTERS, UNITS
+from telephony_tts.text.languages.japanese.units import PRICED, SCALED_UNIT, UNIT, UNIT_CHARACTERS, UNITS
 from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.reader import Shape
 
@@ -81,6 +81,7 @@ class _Say:
             "money": self._money,
             "scaled_unit": lambda shape: UNITS[shape.written],
             "numero": lambda shape: "ナンバー",
+            "priced": self._priced,
             "floor": lambda shape: f"{'地下' if shape.written[0] == 'B' else ''}{self._amount(shape.groups[0])}階",
             "wide": lambda shape: self._amount("".join(shape.groups)),
             "part_of_day": lambda shape: "午前" if shape.written[0] in "aA" else "午後",
@@ -109,7 +110,9 @@ class _Say:
 
     def _say_code(self, shape: Shape) -> str:
         written = shape.written
-        sign = "郵便番号" if written[0] == "〒" else "プラス" if written[0] == "+" else ""
+        sign = "プラス" if written[0] == "+" else ""
+        if written[0] == "〒" and not re.search(r"郵便番号[はがの:：\s]{0,2}$", shape.left):
+            sign = "郵便番号"
         if "の" in written:
             return sign + "の".join(map(self._code, shape.groups))
         return sign + self._code(written)
@@ -197,6 +200,11 @@ class _Say:
         shape.end = found.end()
         return money(found, self._style)
 
+    def _priced(self, shape: Shape) -> str | None:
+        """The "5kg" of 5kg2,980円."""
+        found = shape.found
+        return found and self._amount(found["number"]) + UNITS[found["unit"]]
+
     def _bound(self, shape: Shape) -> str:
         sign = shape.written[0]
         said = self._last_with_unit([shape.written[1:]], "", shape)
@@ -237,7 +245,8 @@ _FORMS = (
     )),
     ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9]|/[0-9])")),
     ("scaled_unit", SCALED_UNIT),
-    ("numero", re.compile(r"(?:(?<![^\W_])No\.|№\.?) ?(?=[0-9])")),
+    ("numero", re.compile(r"(?:(?<![A-Za-z0-9])No\.|№\.?) ?(?=[0-9])")),
+    ("priced", PRICED),
     ("money", MONEY),
     ("era", dates.ERA),
     ("weekday", dates.WEEKDAY),

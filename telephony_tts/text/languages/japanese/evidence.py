@@ -19,10 +19,11 @@ _AMOUNTS = (
 )
 HAN = "㐀-䶵一-鿿々ヶケ"
 _A_CALL = "お?電話|お?掛け|おかけ|かけて|ご?連絡|通報|ダイヤル|ご?相談|発信|お?つな|お?繋|転送|お問い?合"
+_PLACE = rf"[都道府県市区町村郡][{HAN}ぁ-んァ-ヶー]{{1,10}}"
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(
         near=re.compile(rf"(?:{_CODES}|{_LENGTH}(?:の数字|の番号)?){_JOINT}$", re.IGNORECASE),
-        far=re.compile(_CODES, re.IGNORECASE),
+        far=re.compile(rf"(?:{_CODES})(?!.*{_PLACE}\s?$)", re.IGNORECASE),
         behind=re.compile(
             rf"番?(?:に|へ|まで)(?:{_A_CALL})|番通報|[をと](?:ご?入力|お?付け|つけて|ダイヤル|プッシュ|お?回し)"
             "|(?:が|は|という)(?:認証|暗証|確認|予約|受付|注文|会員|登録)?(?:番号|コード)"

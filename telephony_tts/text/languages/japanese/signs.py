@@ -31,7 +31,7 @@ _KEY = re.compile(r"\s?(?:[0-9を、と」』)）]|キー|ボタン|印|マー�
 _KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 
-_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分])$")
+_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分滴拍])$")
 _PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
 
 
@@ -96,6 +96,8 @@ def _say_slash(shape: Shape) -> str:
         shape.end += unit.end()
         return "毎" + UNITS[unit.group()]
     if shape.right[:1] in ("月", "年", "日", "週"):
+        return "毎"
+    if shape.left[-1:] in "回滴拍" and re.match("[分秒](?![間の])|時間", shape.right):
         return "毎"
     if shape.right[:1].isdigit():
         return "、"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.languages.japanese.money import CURRENCY
+from telephony_tts.text.patterns import NUMBER
 
 _TABLE = """
 kg KG Kg ㎏ キログラム|g グラム|mg ㎎ ミリグラム|µg μg mcg マイクログラム|t トン|lb lbs ポンド|oz オンス
@@ -60,6 +61,8 @@ def _any_of(words: list[str]) -> str:
 _WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
 SCALED_UNIT = re.compile(rf"(?<=[千万億])(?:{_WRITTEN})(?![A-Za-z0-9])")
 """A unit behind 10万."""
+PRICED = re.compile(rf"(?P<number>{NUMBER})(?P<unit>{_WRITTEN})(?=[0-9][0-9,]{{0,12}}円)")
+"""A measure that its price follows: 5kg2,980円."""
 UNIT = re.compile(
     rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³])(?!席)|(?P<money>{CURRENCY})"
     rf"|(?P<counter>[ヶかカヵケ箇][月国所年条]|{_any_of(_COUNTERS.split())})|(?P<weak>番))"

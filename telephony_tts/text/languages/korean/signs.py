@@ -23,6 +23,7 @@ _DAY_BEFORE = re.compile(r"(?:(?<![가-힣])[월화수목금토일]|요일) ?$")
 _ROUTE = re.compile(r"(?:[가-힣]{2,6}) ?(?:구간|사이|노선|행|방면|왕복|편도|운행|간|까지)")
 _PART_OF_DAY = re.compile(r" ?(?:[0-9$€£¥₩]|오전|오후|낮|밤|새벽|저녁|다음|익일|당일|내일)")
 _KEY_AFTER = re.compile(r" ?(?:을|를|표|버튼|키|누르|눌|정자|샵)")
+_MASKED_NAME = re.compile("(?<![가-힣])[가-힣]$")
 _KEY_BEFORE = re.compile(r"(?:별표|우물 ?정자?|샵|버튼|키) ?\(?$")
 
 
@@ -36,6 +37,8 @@ def say_sign(shape: Shape) -> str | None:
     if char in "*#":
         if _KEY_BEFORE.search(left):
             return ""
+        if char == "*" and _MASKED_NAME.search(left) and re.match("[가-힣]", right):
+            return " 별표 "
         if not _KEY_AFTER.match(right):
             return "" if char == "*" or not right[:1].isdigit() else "우물정 "
         if char == "#":
