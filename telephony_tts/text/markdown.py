@@ -80,6 +80,12 @@ _MARK = re.compile(
 )
 _OPENS = re.compile(r"\*(?=[^\s*][^*\n]{0,200}(?<!\s)\*)")
 _KEY = re.compile(r"(?:按|press|dial|hit|the|key|拨|键入|输入)[ ]?$", re.I)
+_KEYS = re.compile(
+    r"\*\*[0-9]{1,20}[*#](?!\*)(?!(?:(?!\*\*)[^\n]){0,200}+(?<=[^\s，、；：,;:（(])\*\*(?![0-9]{1,20}[*#](?!\*)))"
+)
+"""Stars and digits that are pressed, **21*, if the next stars in the line close nothing."""
+_FORWARDS = re.compile(r"\*[0-9]{1,20}\*[0-9]")
+"""The keys *21*5551234#."""
 _KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#])", re.I)
 
 
@@ -109,6 +115,8 @@ def strip(text: str) -> Stripped:
         kind, start, end = mark.lastgroup, mark.start(), mark.end()
         kept = ""
         if kind == "mask" or (kind == "citation" and not is_citation(text, start, end)):
+            continue
+        if kind == "strong" and _KEYS.match(text, start):
             continue
         if kind in ("citation", "arrow") and start > at and text[start - 1] == " ":
             start -= 1
@@ -147,7 +155,7 @@ def strip(text: str) -> Stripped:
 
 def _is_opening(text: str, at: int) -> bool:
     """Whether the single asterisk at `at` opens emphasis; else it is the star key, a product or a rating."""
-    if at and text[at - 1].isascii() and text[at - 1].isalnum():
+    if (at and text[at - 1].isascii() and text[at - 1].isalnum()) or _FORWARDS.match(text, at):
         return False
     if _KEY.search(text, max(0, at - 8), at) and _KEY_AFTER.match(text, at + 1):
         return False

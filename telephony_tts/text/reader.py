@@ -24,6 +24,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("email", addresses.EMAIL),
     ("url", addresses.URL),
     ("mask", re.compile(
+        r"(?!\*\*[0-9]{1,20}[*#])"  # **21* are keys
         r"(?:[0-9]{1,8}+[- ]?+){0,3}+(?:(?:\*{2,}+|[xX●]{3,}+)[- ]?+){1,6}+[0-9]{0,12}+(?![0-9A-Za-z])"
     )),
     ("keys", re.compile(r"[*#][0-9]{1,20}[*#]?(?![0-9A-Za-z]|-[0-9])|[0-9]{1,20}[*#](?![0-9A-Za-z])")),

@@ -27,7 +27,7 @@ _GOES_ON = re.compile(rf"\s?(?:[0-9A-Za-z{HAN}ァ-ヶ¥$]|[-+▲][0-9])")
 _LEFT_OPEN = re.compile("[0-9円時分日月年%名人歳才個本枚階番回件号代度℃]$")
 _OPEN_END = re.compile(r"(?:で|の|に|は|と|、|。|[(（]|$)")
 _BEFORE_DASH = re.compile(r"(?:[0-9時分日月円階名%曜F)）]|[0-9 ][AaPp]\.?[Mm]\.?)\s?$")
-_KEY = re.compile(r"\s?(?:[0-9を、と」』)）]|キー|ボタン|印|マーク|の)")
+_KEY = re.compile(r"\s?(?:\*?[0-9を、と」』)）]|キー|ボタン|印|マーク|の)")
 _KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 

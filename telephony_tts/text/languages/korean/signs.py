@@ -22,7 +22,7 @@ _WEEKDAY = re.compile(r"\([월화수목금토일]\)")
 _DAY_BEFORE = re.compile(r"(?:(?<![가-힣])[월화수목금토일]|요일) ?$")
 _ROUTE = re.compile(r"(?:[가-힣]{2,6}) ?(?:구간|사이|노선|행|방면|왕복|편도|운행|간|까지)")
 _PART_OF_DAY = re.compile(r" ?(?:[0-9$€£¥₩]|오전|오후|낮|밤|새벽|저녁|다음|익일|당일|내일)")
-_KEY_AFTER = re.compile(r" ?(?:을|를|표|버튼|키|누르|눌|정자|샵)")
+_KEY_AFTER = re.compile(r" ?(?:\*[0-9]|을|를|표|버튼|키|누르|눌|정자|샵)")
 _MASKED_NAME = re.compile("(?<![가-힣])[가-힣]$")
 _KEY_BEFORE = re.compile(r"(?:별표|우물 ?정자?|샵|버튼|키) ?\(?$")
 
