@@ -21,7 +21,7 @@ _SURNAMES = (
     "金陆郝孔崔康毛邱秦江史顾侯邵孟龙段雷钱汤尹黎易常武乔贺赖龚"
 )
 _LETTER = r"[A-Za-z\u4e00-\u9fff]"
-_DIALS = re.compile(r"(?:按|拨打?|输入|键入|密码|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$")
+_DIALS = re.compile(r"(?:按|拨打?|输入|键入|密码|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{0,2}号码?$")
 _ENDS_VALUE = re.compile(
     r"(?:[0-9%‰°℃元年月日号点分时周级万亿千米]|[0-9][A-Za-z]{1,3}|(?:周|星期)[一二三四五六日天]|[aApP]\.?[mM]\.?)\s?$"
 )
@@ -88,11 +88,16 @@ def _say_stroke(shape: Shape) -> str | None:
     return "" if char in "~∼〜" else None
 
 
+def _key(sign: str, right: str) -> str:
+    """The name of a key: 井 of "#号键"."""
+    return ("井" if sign == "#" else "星") + "号" * (not re.match("号(?!码)", right))
+
+
 def say_hash(shape: Shape) -> str:
     """ "按#键" is the key, "工单#4815" is a number of a thing."""
     left, right = shape.left, shape.right
-    if _DIALS.search(left) or re.match(r"\s?(?:号?键|号)", right):
-        return "井" if right.startswith("号") else "井号"
+    if _DIALS.search(left) or re.search(r"[0-9*键][或和]者?\s?$", left) or re.match(r"\s?(?:号?键|号)", right):
+        return _key("#", right)
     return "号" if re.match(r"\s?[A-Za-z]{0,4}-?[0-9]", right) and not re.search(r"[号码]\s?$", left) else ""
 
 
@@ -100,8 +105,8 @@ def _say_star(shape: Shape) -> str:
     left, right = shape.left, shape.right
     if left[-1:] and left[-1] in _SURNAMES and re.match("[\u4e00-\u9fff，,。]", right):
         return "某"  # 刘*华
-    if re.match(r"\s?(?:号?键|号)|#?[0-9]+#", right) or re.search(r"(?:按|拨|或|和)\s?$", left):
-        return "星" if right.startswith("号") else "星号"
+    if re.match(r"\s?(?:号?键|号)|#?[0-9]+#|\*[0-9]+[*#]", right) or re.search(r"(?:按|拨|或|和|[0-9]#)\s?$", left):
+        return _key("*", right)
     return "乘" if re.search(rf"(?:{_LETTER}|[0-9])\s?$", left) and re.match(r"\s?[0-9]{1,2}(?![0-9])", right) else ""
 
 
@@ -140,21 +145,22 @@ def say_keys(shape: Shape) -> str | None:
     """Digits beside * or #: keys of a telephone, the number of a thing (#4815), or a topic (#618#)."""
     written, left, right = shape.written, shape.left, shape.right
     number = shape.groups[0]
-    dials = _DIALS.search(left) is not None
+    dials = _DIALS.search(left) is not None or re.search(r"\*[0-9]{1,20}#", left) is not None
     spelled = len(number) >= 3 or number[0] == "0"
     keys = zh.code(number) if len(number) > 1 else zh.number(number)
     if written[0] == "*":
         is_times = not dials and len(number) <= 2 and re.search(rf"{_LETTER}\s?$", left)
-        return None if is_times else ("星号" if dials else "") + keys + "井号" * (written[-1] == "#")
+        last = "" if written[-1].isdigit() else _key(written[-1], right)
+        return None if is_times else ("星号" if dials else "") + keys + last
     if written[-1] == "#":
         if written[0] == "#":
             return f"井号{keys}井号" if dials else zh.digits(number)
         said = zh.code(number) if spelled else zh.number(number)
         if not dials and re.match("(?!号|键)[\u4e00-\u9fff]", right):
             return said + "号"
-        return said + ("井" if right.startswith("号") else "井号")
+        return said + _key("#", right)
     if written[-1] == "*":
-        return keys + ("星" if right.startswith("号") else "星号")
+        return "井号" * (written[0] == "#") + keys + _key("*", right)
     if dials:
         return "井号" + keys
     said = zh.code(number) if spelled else zh.number(number)
