@@ -9,7 +9,7 @@ from telephony_tts.text.languages.chinese import dates, money
 from telephony_tts.text.languages.chinese import numbers as zh
 from telephony_tts.text.languages.chinese.evidence import EVIDENCE
 from telephony_tts.text.languages.chinese.money import COMMA_MONEY, MONEY, TO
-from telephony_tts.text.languages.chinese.signs import say_keys, say_sign
+from telephony_tts.text.languages.chinese.signs import UNDERSCORE, say_keys, say_sign
 from telephony_tts.text.languages.chinese.units import UNIT, UNIT_CHARACTERS, UNITS, WRITTEN, count, measure
 from telephony_tts.text.patterns import AIRLINER, LETTERS_OR_DIGITS, NUMBER, WITH_VOWEL
 from telephony_tts.text.reader import Shape
@@ -17,7 +17,7 @@ from telephony_tts.text.reader import Shape
 _WORDS = addresses.AddressWords(
     at="艾特",
     signs={
-        ".": "点", "/": "斜杠", "-": "杠", "_": "下划线", ":": "冒号", "?": "问号", "=": "等于", "&": "和", "+": "加",
+        ".": "点", "/": "斜杠", "-": "杠", "_": UNDERSCORE, ":": "冒号", "?": "问号", "=": "等于", "&": "和", "+": "加",
         "%": "百分号", "#": "井号", "~": "波浪号",
     },
     digits=zh.code,
@@ -266,14 +266,16 @@ def _say_mixed(spelled: bool) -> reader.Say:
         unit = UNIT.match(text, len(shape.groups[0])) if text[0].isdigit() else None
         if unit is not None and unit["written"] and unit.end() == len(text):
             return None  # 5kg
-        runs = LETTERS_OR_DIGITS.findall(text)
+        runs = re.findall("[A-Za-z]+|[0-9]+|_", text)
         is_name = len(runs) <= 4 and runs[-1][1:].islower() and max(map(len, shape.groups)) < 3
         is_seat = re.fullmatch("[0-9]{1,2}[A-Z]", text) is not None and text[0] != "0"
         if spelled and (is_name or is_seat) and not _CAR.search(shape.left):
             return None  # P40Pro, 23A
         said = ""
         for run in runs:
-            if run.isdigit():
+            if run == "_":
+                said += UNDERSCORE
+            elif run.isdigit():
                 said += zh.code(run) if spelled and len(text) > 2 else zh.number(run)
             else:
                 said += " " * (said[-1:].isascii() and bool(said)) + _letters(run, spelled)

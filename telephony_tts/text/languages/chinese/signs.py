@@ -16,6 +16,7 @@ _WORDS = {
     "÷": "除以", "±": "正负", "§": "第", "²": "平方", "³": "立方", "№": "编号", "√": "根号", "℡": "电话", "‰": "千分号",
     "‱": "万分号", "∞": "无穷大", "¢": "美分", "+": "加",
 }  # fmt: skip
+UNDERSCORE = "下划线"
 _SURNAMES = (
     "王李张刘陈杨赵黄周吴徐孙胡朱高林何郭马罗梁宋郑谢韩唐冯于董萧程曹袁邓许傅沈曾彭吕苏卢蒋蔡贾丁魏薛叶阎余潘杜戴夏钟汪田任姜范方石姚谭廖邹熊"
     "金陆郝孔崔康毛邱秦江史顾侯邵孟龙段雷钱汤尹黎易常武乔贺赖龚"
@@ -51,6 +52,9 @@ def say_sign(shape: Shape) -> str | None:
         return CURRENCIES[char]
     if char == "&":
         return "and" if re.search("[A-Za-z] ?$", left) and re.match(" ?[A-Za-z]", right) else "和"
+    if char == "_":
+        around = left[-1:] + right[:1]
+        return UNDERSCORE if len(around) == 2 and around.isascii() and around.isalnum() else ""
     if char in _SPECIAL:
         return _SPECIAL[char](shape)
     if (char == "√" and not _OPERAND_BEHIND.match(right)) or (char == "×" and not _OPERAND_BEFORE.search(left)):
