@@ -37,8 +37,13 @@ _AMOUNT_BEFORE = re.compile(
     r"(?:[0-9]|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|[元块角米克升%㎡㎥])\s?$"
     rf"|[0-9]\s?{WRITTEN}$"
 )
-_PER = re.compile(r"\s?[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期hms]")
-_PER_COUNT = re.compile(r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤])")
+_PER = re.compile(
+    r"\s?(?:[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期碗瓶杯串桌碟盘盆壶锅罐箱筐笼根朵枝束块幅册卷页"
+    "题课局圈轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
+)
+_PER_COUNT = re.compile(
+    r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤个碗瓶杯串份只张件袋包支根])"
+)
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
 
@@ -122,6 +127,8 @@ def _say_slash(shape: Shape) -> str:
         shape.end += unit.end()
         return f"每{UNITS[unit[1]]}"
     if _AMOUNT_BEFORE.search(left) and (_PER.match(right) or (not left[-1:].isdigit() and _PER_COUNT.match(right))):
+        return "每"
+    if re.search(r"[0-9][位瓶杯碗串个盒箱]\s?$", left) and re.match(r"\s?[桌人份间天日月周次位箱盒]", right):
         return "每"
     if re.search(rf"{_LETTER}\s?$", left) and re.match(rf"\s?{_LETTER}", right):
         if left[-1:] == "和" and right[:1] == "或":
