@@ -18,6 +18,7 @@ _WEEKDAY = re.compile("(?:周|星期|礼拜)[一二三四五六]$")
 """星期三十点 would be heard as thirty o'clock."""
 _MINUTES_BEFORE = re.compile(r"(?:通话|录音|留言|倒计时)(?:时长|时间|持续)?[为是约了:：\s]{0,3}$")
 _DATES_BEFORE = re.compile("(?:活动|优惠|促销|放假|报名)(?:时间|日期|期间|期)?[为是:：]{0,2}$")
+_DATED = re.compile(rf"{DATED.pattern}|效期[至到为是:：]?\s?$")
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _PARTS = (("d", "天"), ("h", "小时"), ("m", "分"), ("s", "秒"))
 _LETTERS_OF_TIME = re.compile(r"([0-9]{1,3})\s?(d|h|m|s)")
@@ -102,7 +103,7 @@ def say_year_month(shape: Shape) -> str | None:
 def say_month_day(shape: Shape) -> str | None:
     """ "12/31"; of 5/5 a day only where one is expected."""
     month, day = shape.groups
-    if month == day and int(day) in FRACTION_DENOMINATORS and not DATED.search(shape.left):
+    if month == day and int(day) in FRACTION_DENOMINATORS and not _DATED.search(shape.left):
         return None
     said = _day("", month, day)
     if said and shape.right[:1] in ("日", "号"):

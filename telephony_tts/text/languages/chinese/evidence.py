@@ -24,8 +24,10 @@ COUNTED_UP = re.compile(
     r"达到|多达|至少|最多|余额|金额|积分|收入|支出|人数|数量|步数|销量|增至|等于|薪资|工资|月薪|预算|消费了?|刷卡|月供|充值|[实应支]付|花了|到账|转账|[租押定]金|运费|只[要需]|仅需?|[现原售到手]价|人均|成长值|净值|=)[为是有:：]?\s?$"
 )
 DATED = re.compile(
-    r"(?:日期|时间|截至|截止|于|在|自|从|(?<!效期)至|(?<![做达不])到|(?<!效)期|今天|明天|昨天|周[一二三四五六日天])[为是:：]?\s?$"
+    r"(?:日期|时间|截至|截止|于|在|自|从|(?<!效期)至|(?<![做达不])(?<!效期)到|(?<!效)期|今天|明天|昨天|周[一二三四五六日天])[为是:：]?\s?$"
 )
+_CARD_ENDS = r"(?:(?:信用|银行|储蓄|[借贷]记|的|这张?|银联|VISA|Visa)卡片?|卡片|卡号.{0,28})的?有效期[至到][:：]?\s?$"
+"""Month and year are pressed into a card. What else is valid until 11/30 ends on that day."""
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(
         near=re.compile(rf"(?:{_CODES}){_LINK}"),
@@ -43,8 +45,14 @@ EVIDENCE: dict[str, Evidence] = {
         near=re.compile(r"(?:时长|用时|耗时|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
     ),
     "month_day": Evidence(
-        near=DATED,
-        behind=re.compile(r"日|号(?!线)|\s?(?:之?前|之?后|起|截止|到期|发货|送达|开[始售])"),
+        near=re.compile(
+            rf"{DATED.pattern}|^(?!.*{_CARD_ENDS}).*有效期[至到][:：]?\s?$"
+            r"|(?:券|优惠|活动|折扣|红包|积分)的?有效期[为是:：]?\s?$"
+        ),
+        behind=re.compile(
+            r"日|号(?!线)|\s?(?:之?前|之?后|起|为?止|截止|到期|发货|送达|开[始售]|[0-9]{1,2}[:：点时]"
+            r"|[-~至到]\s?[0-9]{1,2}[/月])"
+        ),
     ),
     "expiry": Evidence(near=re.compile(r"有效期[为是至到:：]?\s?$")),
     "rating": Evidence(near=re.compile(r"(?:评分|得分|打分|成绩|评价|口碑)[为是:：]?\s?$")),
