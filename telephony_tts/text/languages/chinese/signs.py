@@ -64,6 +64,8 @@ def say_sign(shape: Shape) -> str | None:
         return _SPECIAL[char](shape)
     if (char == "√" and not _OPERAND_BEHIND.match(right)) or (char == "×" and not _OPERAND_BEFORE.search(left)):
         return ""  # it ticks an item
+    if char == "+" and re.search(r"[0-9]0\s?$", left) and re.match(r"\s?[个种家款项条人位名岁座城所间门场国]", right):
+        return "多"  # 50+个国家
     if char in UNIT_CHARACTERS:
         return UNITS[char]
     if char in _WORDS:
