@@ -86,7 +86,7 @@ _KEYS = re.compile(
 """Stars and digits that are pressed, **21*, if the next stars in the line close nothing."""
 _FORWARDS = re.compile(r"\*[0-9]{1,20}\*[0-9]")
 """The keys *21*5551234#."""
-_KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#])", re.I)
+_KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#，、。；,;或和])", re.I)
 
 
 @dataclass(frozen=True, slots=True)

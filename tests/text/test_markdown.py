@@ -34,6 +34,8 @@ from telephony_tts.text.markdown import strip
         ("按**05*和**04*", "按**05*和**04*"),
         ("**5*3** and **5** and **5# block**", "5*3 and 5 and 5# block"),
         ("call *21*5551234# or *2* times", "call *21*5551234# or 2 times"),
+        ("press *, then **2*. 按*或*键", "press *, then **2*. 按*或*键"),
+        ("press *and hold* 1, 按*这个*键", "press and hold 1, 按这个键"),
         ("1️⃣ ok 👍🏽", "1 ok "),
         ("hello😀world", "hello world"),
         ("A→B", "A B"),
