@@ -26,7 +26,10 @@ COUNTED_UP = re.compile(
 DATED = re.compile(
     r"(?:日期|时间|截至|截止|于|在|自|从|(?<!效期)至|(?<![做达不])(?<!效期)到|(?<!效)期|今天|明天|昨天|周[一二三四五六日天])[为是:：]?\s?$"
 )
-_CARD_ENDS = r"(?:(?:信用|银行|储蓄|[借贷]记|的|这张?|银联|VISA|Visa)卡片?|卡片|卡号.{0,28})的?有效期[至到][:：]?\s?$"
+_CARD_ENDS = (
+    r"(?:(?:(?:信用|银行|储蓄|[借贷]记)卡|卡片|卡号)[^券惠分活额礼权]{0,28}|(?:的|这张?|银联|VISA|Visa)卡的?)"
+    r"有效期[至到][:：]?\s?$"
+)
 """Month and year are pressed into a card. What else is valid until 11/30 ends on that day."""
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(

@@ -22,7 +22,7 @@ _SURNAMES = (
     "金陆郝孔崔康毛邱秦江史顾侯邵孟龙段雷钱汤尹黎易常武乔贺赖龚"
 )
 _LETTER = r"[A-Za-z\u4e00-\u9fff]"
-_DIALS = re.compile(r"(?:按|拨打?|输入|键入|密码|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{0,2}号码?$")
+_DIALS = re.compile(r"(?:按|拨打?|输入|键入|密码锁?|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{0,2}号码?$")
 _ENDS_VALUE = re.compile(
     r"(?:[0-9%‰°℃元年月日号点分时周级万亿千米]|[0-9][A-Za-z]{1,3}|(?:周|星期)[一二三四五六日天]|[aApP]\.?[mM]\.?)\s?$"
 )
@@ -42,8 +42,9 @@ _PER = re.compile(
     "题课局圈轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
 )
 _PER_COUNT = re.compile(
-    r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人米斤个碗瓶杯串份只张件袋包支根])"
+    r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
 )
+_COUNT_BEFORE = re.compile(r"(?:[0-9][位瓶杯碗串个盒箱]|元/[天日晚月年次人位间台])\s?$")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
 
@@ -130,7 +131,7 @@ def _say_slash(shape: Shape) -> str:
         return f"每{UNITS[unit[1]]}"
     if _AMOUNT_BEFORE.search(left) and (_PER.match(right) or (not left[-1:].isdigit() and _PER_COUNT.match(right))):
         return "每"
-    if re.search(r"[0-9][位瓶杯碗串个盒箱]\s?$", left) and re.match(r"\s?[桌人份间天日月周次位箱盒]", right):
+    if _COUNT_BEFORE.search(left) and re.match(r"\s?[桌人份间天日月周次位箱盒]", right):
         return "每"
     if re.search(rf"{_LETTER}\s?$", left) and re.match(rf"\s?{_LETTER}", right):
         if left[-1:] == "和" and right[:1] == "或":
@@ -164,7 +165,7 @@ def say_keys(shape: Shape) -> str | None:
     if written[0] == "*":
         is_times = not dials and len(number) <= 2 and re.search(rf"{_LETTER}\s?$", left)
         last = "" if written[-1].isdigit() else _key(written[-1], right)
-        return None if is_times else ("星号" if dials else "") + keys + last
+        return None if is_times else ("星号" if dials or written[-1] == "#" else "") + keys + last
     if written[-1] == "#":
         if written[0] == "#":
             return f"井号{keys}井号" if dials else zh.digits(number)
