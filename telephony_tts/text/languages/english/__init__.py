@@ -261,8 +261,24 @@ def _say_slashed_code(shape: Shape) -> str | None:
 
 
 def _say_house_number(shape: Shape) -> str | None:
-    """ "1600 Pennsylvania Avenue" is read in pairs of digits."""
-    return en.year(int(shape.written)) if shape.written[0] != "0" else None
+    """ "1600 Pennsylvania Avenue" is read in pairs of digits; "350 5th Avenue" too, with a pause: it is not 355."""
+    written, joint = shape.written, "," if _NUMBERED_STREET.match(shape.right) else ""
+    if "-" in written:  # "48-02 Vernon Blvd" and "31-10 47th Ave"; "10-12 Main St" are two houses
+        first, last = shape.groups
+        if not joint and last[0] != "0" and int(last) > int(first):
+            return None
+        return f"{en.cardinal(int(first))} {_say_pair_of_digits(last)}{joint}"
+    if written[0] == "0":
+        return None
+    if len(written) == 3 and joint:
+        return f"{en.cardinal(int(written[0]))} {_say_pair_of_digits(written[1:])}{joint}"
+    return (en.year(int(written)) if len(written) < 5 else en.digits(written)) + joint
+
+
+def _say_pair_of_digits(digits: str) -> str:
+    if digits == "00":
+        return "hundred"
+    return f"oh {en.cardinal(int(digits))}" if digits[0] == "0" else en.cardinal(int(digits))
 
 
 def _say_height(shape: Shape) -> str:
@@ -369,6 +385,10 @@ def _say_vanity(shape: Shape) -> str | None:
 
 
 _STREET_WORD = "St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway"
+_NAMED_STREET = rf"(?:\s[NSEW]\.?)?(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b"
+_NUMBERED_STREET = re.compile(
+    rf"\s(?:[0-9]{{1,3}}(?:st|nd|rd|th)|First|Second|Third|Fourth|Fifth|Sixth|Seventh|Eighth|Ninth)\s(?:{_STREET_WORD})\b"
+)
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("email", addresses.EMAIL), ("url", addresses.URL),
     ("formula", re.compile(
@@ -428,7 +448,11 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
     ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
     ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Z$€£₹]))")),
-    ("house_number", re.compile(rf"[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b)")),
+    ("house_number", re.compile(
+        rf"(?:[0-9]{{1,5}}|[0-9]{{1,3}}-[0-9]{{2}})(?={_NUMBERED_STREET.pattern})"
+        rf"|[0-9]{{1,3}}-[0-9]{{2}}(?={_NAMED_STREET})"
+        rf"|[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b)"
+    )),
     ("emergency", re.compile(r"(?:911|999)(?![0-9A-Za-z]|[.,:/-][0-9])")),
     ("python", re.compile(r"(?<=\bPython )[0-9]\.[0-9]{1,2}(?![0-9]|\.[0-9])")),
     ("decimal", re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+")),
