@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from telephony_tts.text import addresses, reader
-from telephony_tts.text.languages.english import dates, money, words
+from telephony_tts.text.languages.english import dates, money, units, words
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
 from telephony_tts.text.languages.english.signs import say_sign, say_vulgar
@@ -445,6 +445,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"[0-9]{1,3}[\"″](?=\s(?:tv|screen|monitor|laptop|display|pizza|pipe|wide|long|model|tall)\b)",
         re.IGNORECASE,
     )),
+    ("per_unit", units.PER_UNIT),
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
     ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
     ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Z$€£₹]))")),
@@ -485,6 +486,7 @@ def _tables(day_first: bool) -> reader.Tables:
             "ordinal": _say_ordinal, "mixed_fraction": _say_mixed_fraction, "vulgar": _say_with_vulgar,
             "sizes": _say_sizes, "measured_range": _say_measured_range,
             "height": _say_height, "inches": lambda shape: f"{en.number(shape.groups[0])} inch", "big": _say_big,
+            "per_unit": lambda shape: shape.found and f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}",
             "base": _say_base, "times": _say_times, "house_number": _say_house_number, "emergency": _say_emergency,
             "python": _say_version, "decimal": _say_decimal,
             "mask": _say_mask, "keys": _say_keys, "code": _say_code, "amount": _say_amount, "year": _say_year,
@@ -498,7 +500,7 @@ def _tables(day_first: bool) -> reader.Tables:
             rf"(?<![A-Za-z0-9])(?:{any_case('jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec')}"
             rf"|(?:{words.NUMBERED})\s[IVX]|(?:{words.RULERS})\s[A-Z]|Mon|Tue|Wed|Thu|Fri|Sat|Sun"
             rf"|(?:{any_case('appt|vs|wk|qty|rte|blk|hwy|ext|attn|acct|approx|m[-–]f|txn')})(?![A-Za-z])"
-            r"|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
+            r"|[Pp]er\s(?=[A-Za-zµμ°])|a\skWh|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
             r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z][-–][A-Z]|[A-Za-z]\^)"
             rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW]) |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s|\(0[0-9]{{2,4}}\)|"
             rf"\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ℡]"

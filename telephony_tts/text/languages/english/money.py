@@ -75,8 +75,8 @@ _NOUNS = (
     "credits?|"
     "refunds?|bonus|packages?|packs?|penalty|surcharges?|tolls?|gift|tablets?|capsules?|doses?|flights?|bottles?|bags?|"
     "box(?:es)?|"
-    "tv|tvs|monitors?|screens?|contracts?|batter(?:y|ies)|chargers?|rooms?|motors?|trial|subscriptions?|off-?peak|note|"
-    "notes"
+    "tv|tvs|monitors?|screens?|contracts?|batter(?:y|ies)|chargers?|rooms?|motors?|trial|subscriptions?|note|notes|"
+    "off-?peak (?:rates?|fares?|tickets?|pass|prices?|travel|charges?)"
 )
 _NOUN = re.compile(rf"[\s-](?:(?:or|and|to) (?=[$€£₹])|(?:{_NOUNS})(?![A-Za-z]))", re.I)
 _OTHER_NOUN = re.compile(r"[\s-](?!(?:or|and|to|per|for|in|on|at|of|by|from|with|is|was)\b)[A-Za-z]")

@@ -104,7 +104,10 @@ def _say_star(left: str, right: str) -> str:
 
 _SEAT = r"(?:[0-9]{1,2}[A-Z]|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _SEAT_OR_DAY_BEFORE, _SEAT_OR_DAY = re.compile(rf"(?<![A-Za-z0-9]){_SEAT}$"), re.compile(rf"\s?{_SEAT}(?![A-Za-z])")
-_QUANTITY = re.compile(r"[0-9%][A-Za-z]{0,3}$|[$€£¥₩₹]$|[0-9]\s[a-z]{2,8}$|[0-9]/[a-z]{2,10}$|[0-9]\s[€$£]$")
+_QUANTITY = re.compile(
+    r"[0-9%][A-Za-z]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:mL|[a-zµμ]{2,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
+    r"|[0-9]\s?[A-Za-zµμ]{1,4}/[A-Za-z]{1,4}$"
+)
 
 
 def _say_slash(shape: Shape) -> str:

@@ -9,12 +9,12 @@ from telephony_tts.text.languages.english.money import forms, is_adjective
 from telephony_tts.text.reader import Shape
 
 _TABLE = """
-kg kgs Kg KG ㎏: kilogram~|g gm: gram~|mg ㎎: milligram~|µg μg mcg: microgram~|lb lbs: pound~|oz: ounce~
+kg kgs Kg KG ㎏: kilogram~|g gm: gram~|mg ㎎: milligram~|µg μg mcg: microgram~|ng: nanogram~|lb lbs: pound~|oz: ounce~
 tbsp: tablespoon~|tsp: teaspoon~|km KM ㎞: kilometer~|m: meter~|cm CM ㎝: centimeter~|mm MM ㎜: millimeter~
 µm: micrometer~
 nm: nanometer~
 mi: mile~|ft: foot/feet|yd: yard~|L l: liter~|mL ml ML ㎖: milliliter~|gal: gallon~|kL: kiloliter~|c: cent~
-p: penny/pence|hp HP: horsepower|pcs pc: piece~|cl: centiliter~
+p: penny/pence|hp HP: horsepower|pcs pc: piece~|cl: centiliter~|dL dl: deciliter~
 km/h kph kmh: kilometer~ per hour|m/s: meter~ per second|mph: mile~ per hour|mpg: mile~ per gallon
 fl oz;fl. oz.: fluid ounce~
 rpm: revolution~ per minute|bpm: beat~ per minute|fps: frame~ per second|°C;° C;℃;º C;ºC: degree~ Celsius|px: pixel~
@@ -27,7 +27,10 @@ Wh: watt hour~
 V: volt~|kV: kilovolt~|mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~|dB: decibel~|kPa: kilopascal~
 hPa: hectopascal~|psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury
 IU: international unit~
-mmol/L: millimole~ per liter|mg/dL mg/dl: milligram~ per deciliter|mg/L: milligram~ per liter|g/L: gram~ per liter
+mmol/L: millimole~ per liter|µmol/L μmol/L umol/L: micromole~ per liter|mEq/L: milliequivalent~ per liter
+pg/mL pg/ml: picogram~ per milliliter|µg/mL: microgram~ per milliliter
+U/L: unit~ per liter|IU/L: international unit~ per liter|mIU/L: milli international unit~ per liter
+mg/dL mg/dl: milligram~ per deciliter|mg/L: milligram~ per liter|g/L: gram~ per liter
 kg/m²: kilogram~ per square meter|min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~
 yr yrs: year~|mo mos mth mths: month~|m²;m2;m^2;㎡;sqm;sq m: square meter~|km² km2: square kilometer~
 ppm: part~ per million
@@ -54,13 +57,16 @@ _SURE = (
 )
 UNIT = re.compile(
     rf"(?:(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
-    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp]))(?![A-Za-z0-9²³'’-])"
+    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each)\b))(?![A-Za-z0-9²³'’-])"
     r"|\s(?P<weak>[gmLlhsWVt])(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
     r"|\s?(?P<inches>in)(?P<stop_of_inches>\.(?=\s[a-z]))"
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
 LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
+PER_UNIT = re.compile(
+    rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLlh])(?<!\spp)(?:\.(?=\s[a-z]))?(?![A-Za-z0-9²³'’-]|\.[A-Za-z])"
+)
 _MILLIONS = re.compile(r"\s(?:users|people|customers|members|subscribers|views|downloads|visitors|accounts|homes)\b")
 
 
