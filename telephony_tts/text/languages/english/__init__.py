@@ -135,7 +135,16 @@ def _say_size(shape: Shape) -> str:
     written = shape.unit and (shape.unit["written"] or shape.unit["tight"])
     is_product = "*" in shape.written or re.match(r"\s?=", shape.right) or (written and written not in LENGTHS)
     first = [en.number(number) for number in numbers[:-1]]
-    return (" times " if is_product else " by ").join([*first, say_quantity(shape, numbers[-1])])
+    said = (" times " if is_product else " by ").join([*first, say_quantity(shape, numbers[-1])])
+    if shape.unit is not None or (inches := _INCHES_OF_SIZE.match(shape.right)) is None:
+        return said
+    shape.end += inches.end()
+    return f"{said} {'inch' if inches['noun'] else 'inches'}"
+
+
+_INCHES_OF_SIZE = re.compile(
+    r"\s?in(?:(?=\.?\s*$|\.\s[A-Z]|[,;)]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))"
+)
 
 
 def _say_parts(joint: str) -> Say:
@@ -287,6 +296,22 @@ def _say_height(shape: Shape) -> str:
         return f"{en.cardinal(feet)} {en.cardinal(inches)}"
     said = f"{en.cardinal(feet)} {'foot' if feet == 1 else 'feet'}"
     return f"{said} {en.cardinal(inches)} {'inch' if inches == 1 else 'inches'}"
+
+
+_SIZED = "tvs?|screens?|monitors?|laptops?|displays?|tablets?|televisions?|pizzas?|pipes?|wheels?|rims?|models?"
+_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) [0-9.]+[\"″”]\s)?(?:{_SIZED})\b", re.IGNORECASE)
+_MEASURED_BEHIND = re.compile(r"\s(?:wide|long|tall|thick|deep|high|across)\b")
+_SIZED_BEFORE = re.compile(rf"\b(?:{_SIZED}|measures?|size|diagonal|width|height|length|depth)\b", re.IGNORECASE)
+_OPEN_QUOTE = re.compile(r"(?<!\S)[\"“][^\"“”]*$")
+
+
+def _say_inches(shape: Shape) -> str | None:
+    """ "a 15.6\" laptop", "The TV is 55\""; where nothing is measured the sign is that of a quotation."""
+    said = en.number(shape.written[:-1])
+    if _SIZED_BEHIND.match(shape.right):
+        return f"{said} inch"
+    is_size = _MEASURED_BEHIND.match(shape.right) or _SIZED_BEFORE.search(shape.left)
+    return f"{said} inch{'' if said == 'one' else 'es'}" if is_size and not _OPEN_QUOTE.search(shape.left) else None
 
 
 def _say_times(shape: Shape) -> str:
@@ -441,10 +466,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
         r"[0-9])(?![0-9'])"
     )),
-    ("inches", re.compile(
-        r"[0-9]{1,3}[\"″](?=\s(?:tv|screen|monitor|laptop|display|pizza|pipe|wide|long|model|tall)\b)",
-        re.IGNORECASE,
-    )),
+    ("inches", re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,2})?[\"″”]")),
     ("per_unit", units.PER_UNIT),
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
     ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
@@ -485,7 +507,7 @@ def _tables(day_first: bool) -> reader.Tables:
             "comma_quantity": _say_comma_quantity, "version": _say_version, "hundreds": lambda shape: "hundreds",
             "ordinal": _say_ordinal, "mixed_fraction": _say_mixed_fraction, "vulgar": _say_with_vulgar,
             "sizes": _say_sizes, "measured_range": _say_measured_range,
-            "height": _say_height, "inches": lambda shape: f"{en.number(shape.groups[0])} inch", "big": _say_big,
+            "height": _say_height, "inches": _say_inches, "big": _say_big,
             "per_unit": lambda shape: shape.found and f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}",
             "base": _say_base, "times": _say_times, "house_number": _say_house_number, "emergency": _say_emergency,
             "python": _say_version, "decimal": _say_decimal,

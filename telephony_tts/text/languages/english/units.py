@@ -60,7 +60,8 @@ UNIT = re.compile(
     r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each)\b))(?![A-Za-z0-9²³'’-])"
     r"|\s(?P<weak>[gmLlhsWVt])(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
-    r"|\s?(?P<inches>in)(?P<stop_of_inches>\.(?=\s[a-z]))"
+    r"|\s?(?P<inches>in)(?:\.(?=\s[a-z])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
+    r"|\s(?:of\s(?:rain|snow)|monitor|screen|display|laptop|tv)\b))"
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
 LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
@@ -78,7 +79,7 @@ def say_measured(shape: Shape, said: str, is_one: bool) -> str:
     written = unit["written"] or unit["tight"] or unit["weak"]
     shape.end = unit.end()
     if unit["inches"]:
-        return f"{said} {'inch' if is_one else 'inches'}"
+        return f"{said} {'inch' if is_one or is_adjective(shape, shape.end) else 'inches'}"
     if written == "m" and _MILLIONS.match(shape.text, shape.end):
         return f"{said} million"
     one, many = UNITS[written]
