@@ -147,7 +147,7 @@ ENGLISH = [
     ("order 12-05-2026-7", "order one two, zero five, two zero two six, seven"),
     ("opens at 9.30am, costs 9.30", "opens at nine thirty AM, costs nine point three zero"),
     ("in the mid-1990s", "in the mid nineteen nineties"),
-    ("Your meeting is at 10 a.m. EST.", "Your meeting is at ten AM EST."),
+    ("Your meeting is at 10 a.m. EST.", "Your meeting is at ten AM E S T."),
     ("est. 5 minutes. Call the billing dept.", "estimated five minutes. Call the billing department."),
     (">90% of calls", "greater than ninety percent of calls"),
     ("123 Maple Dr. with Dr. Lee", "one hundred twenty three Maple Drive with Doctor Lee"),

@@ -270,24 +270,15 @@ def _say_slashed_code(shape: Shape) -> str | None:
 
 
 def _say_house_number(shape: Shape) -> str | None:
-    """ "1600 Pennsylvania Avenue" is read in pairs of digits; "350 5th Avenue" too, with a pause: it is not 355."""
+    """ "1600 Pennsylvania Avenue" is read in pairs of digits; "350 5th Avenue" too, with a pause: it is not 355th."""
     written, joint = shape.written, "," if _NUMBERED_STREET.match(shape.right) else ""
+    first, last = int(shape.groups[0]), int(shape.groups[-1])
     if "-" in written:  # "48-02 Vernon Blvd" and "31-10 47th Ave"; "10-12 Main St" are two houses
-        first, last = shape.groups
-        if not joint and last[0] != "0" and int(last) > int(first):
-            return None
-        return f"{en.cardinal(int(first))} {_say_pair_of_digits(last)}{joint}"
+        return en.pair(first, last) + joint if joint or last <= max(9, first) else None
     if written[0] == "0":
         return None
-    if len(written) == 3 and joint:
-        return f"{en.cardinal(int(written[0]))} {_say_pair_of_digits(written[1:])}{joint}"
-    return (en.year(int(written)) if len(written) < 5 else en.digits(written)) + joint
-
-
-def _say_pair_of_digits(digits: str) -> str:
-    if digits == "00":
-        return "hundred"
-    return f"oh {en.cardinal(int(digits))}" if digits[0] == "0" else en.cardinal(int(digits))
+    said = en.pair(*divmod(first, 100)) if len(written) == 3 else en.year(first)
+    return (en.digits(written) if len(written) > 4 else said) + joint
 
 
 def _say_height(shape: Shape) -> str:
@@ -299,7 +290,7 @@ def _say_height(shape: Shape) -> str:
 
 
 _SIZED = "tvs?|screens?|monitors?|laptops?|displays?|tablets?|televisions?|pizzas?|pipes?|wheels?|rims?|models?"
-_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) [0-9.]+[\"″”]\s)?(?:{_SIZED})\b", re.IGNORECASE)
+_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) (?:an? )?[0-9.]+[\"″”]\s)?(?:{_SIZED})\b", re.IGNORECASE)
 _MEASURED_BEHIND = re.compile(r"\s(?:wide|long|tall|thick|deep|high|across)\b")
 _SIZED_BEFORE = re.compile(rf"\b(?:{_SIZED}|measures?|size|diagonal|width|height|length|depth)\b", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"(?<!\S)[\"“][^\"“”]*$")
@@ -391,7 +382,9 @@ def _say_sizes(shape: Shape) -> str:
 
 
 def _say_zone(shape: Shape) -> str:
-    return f"{shape.written[:3]} {'plus' if shape.written[3] == '+' else 'minus'} {en.number(shape.groups[0])}"
+    """ "GMT+8", and "EST" alone."""
+    name, sign = en.letters(shape.written.rstrip("+-0123456789")), "plus" if "+" in shape.written else "minus"
+    return f"{name} {sign} {en.number(shape.groups[0])}" if shape.groups else name
 
 
 def _say_blood(shape: Shape) -> str:
@@ -409,6 +402,10 @@ def _say_vanity(shape: Shape) -> str | None:
     return found and f"{en.groups(found['digits'])}, {found['words'].replace('-', ' ')}"
 
 
+_ZONES = "IST|E[SD]T|P[SD]T|C[SD]T|AK[SD]T|GMT|UTC|A[EWC][SD]T|NZ[SD]T|CES?T|EES?T|JST|KST"
+_ZONES_OF_TIMES = "[ECMP]T|M[SD]T|BST|WAT|EAT|CAT|GST|PKT|WIB|SGT|HKT|SAST"
+_COUNTS = r"\s(?!(?:is|was|has|will|shows?|left|and|or|on|at|for|from|arrive[sd]|ends|expires)\b(?!\s[0-9]))[a-z]"
+"""What stands behind a number that is not the end of the code before it."""
 _STREET_WORD = "St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway"
 _NAMED_STREET = rf"(?:\s[NSEW]\.?)?(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b"
 _NUMBERED_STREET = re.compile(
@@ -435,7 +432,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     )),
     ("telephone", re.compile(
         r"00[1-9][0-9]{0,2}(?=(?:[- (]{0,2}[0-9]){8})(?:[- ]\(?[0-9]{1,8}\)?){1,5}(?![0-9])"
-        r"|[0-9]{4}(?:[- ][0-9]{4}){2,4}(?:[- ][0-9]{2,3}(?!\s[a-z]))?(?![0-9])"
+        rf"|[0-9]{{4}}(?:[- ][0-9]{{4}}){{2,4}}(?:[- ][0-9]{{2,3}}(?!{_COUNTS}))?(?![0-9])"
         r"|(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9]| [0-9]{2})"
     )),
     ("grouped_code", re.compile(
@@ -443,9 +440,12 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"[0-9]{3}){1,3}[A-Z](?![0-9A-Za-z])"
     )),
     ("mac", re.compile(r"[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?![0-9A-Za-z:])")),
-    ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/])")),
+    ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])")),
     ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
-    ("zone", re.compile(r"(?:GMT|UTC)[+-][0-9]{1,2}(?![0-9])")),
+    ("zone", re.compile(
+        rf"(?:GMT|UTC)[+-][0-9]{{1,2}}(?![0-9])|(?:{_ZONES})(?![A-Za-z0-9])"
+        rf"|(?:(?<=:[0-9]{{2}} )|(?<=[0-9 ][apAP][mM] )|(?<=[ap][.]m[.] ))(?:{_ZONES_OF_TIMES})(?![A-Za-z0-9])"
+    )),
     ("blood", re.compile(r"(?:AB|[ABO])[-+](?=\s(?:blood|type|donor|plasma))")),
     ("letters", re.compile(r"(?:Q[1-4][-–]Q[1-4]|[A-Z]–[A-Z]|(?<=[a-rt-z]s )[A-Z]-[A-Z])(?![A-Za-z0-9])")),
     ("rand", money.RAND), ("rupiah", money.RUPIAH),
@@ -521,7 +521,8 @@ def _tables(day_first: bool) -> reader.Tables:
         trigger=reader.trigger(
             rf"(?<![A-Za-z0-9])(?:{any_case('jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec')}"
             rf"|(?:{words.NUMBERED})\s[IVX]|(?:{words.RULERS})\s[A-Z]|Mon|Tue|Wed|Thu|Fri|Sat|Sun"
-            rf"|(?:{any_case('appt|vs|wk|qty|rte|blk|hwy|ext|attn|acct|approx|m[-–]f|txn')})(?![A-Za-z])"
+            rf"|(?:{any_case('appt|vs|wk|qty|rte|blk|hwy|ext|attn|acct|apt|ste|bldg|approx|m[-–]f|txn')})(?![A-Za-z])"
+            rf"|(?:{_ZONES}|{_ZONES_OF_TIMES})(?![A-Za-z])"
             r"|[Pp]er\s(?=[A-Za-zµμ°])|a\skWh|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
             r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z][-–][A-Z]|[A-Za-z]\^)"
             rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW]) |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s|\(0[0-9]{{2,4}}\)|"

@@ -101,11 +101,12 @@ def year(number: int) -> str:
     century, rest = divmod(number, 100)
     if number < 1000 or number > 9999 or 2000 <= number <= 2009 or number % 1000 == 0:
         return cardinal(number)
-    if rest == 0:
-        return f"{cardinal(century)} hundred"
-    if rest < 10:
-        return f"{cardinal(century)} oh {cardinal(rest)}"
-    return f"{cardinal(century)} {cardinal(rest)}"
+    return pair(century, rest)
+
+
+def pair(head: int, rest: int) -> str:
+    """(48, 2) -> "forty eight oh two", (3, 50) -> "three fifty"."""
+    return f"{cardinal(head)} {'oh ' if 0 < rest < 10 else ''}{cardinal(rest) if rest else 'hundred'}"
 
 
 def decade(number: int) -> str:

@@ -20,7 +20,7 @@ ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.:
 q.: question
 ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway|fl.: floor|rm.: room
 blk: block
-blk.: block|qty: quantity|acct: account
+blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building
 """
 _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
@@ -83,11 +83,18 @@ ROMAN = re.compile(
 HYPHENATED = re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.IGNORECASE)
 
 
+def _is_numbered(shape: Shape) -> bool:
+    """ "No. 5", "Ref. #A5", "Apt B"; "an apt 5-word answer" is none."""
+    is_flat = shape.written in ("Apt", "Ste", "Bldg") and re.match(r"\s[A-Z](?![A-Za-z'’])", shape.right)
+    is_word = shape.written == "apt" and re.search(r"\b(?:an?|the|very|more|most|is|are)\s$", shape.left)
+    return bool(is_flat or (_NUMBER.match(shape.right) and not is_word))
+
+
 def say_word(shape: Shape) -> str | None:
     written, lower = shape.written, shape.written.lower()
     if lower in ("max.", "min.") and not re.match(r"\s(?:of\b|[0-9$€£₹])", shape.right):
         return None
-    if written == "EST." or (lower in _BEFORE_NUMBER and not _NUMBER.match(shape.right)):
+    if written == "EST." or (lower in _BEFORE_NUMBER and not _is_numbered(shape)):
         return None
     if lower in _BEFORE_NAME and not re.match(r"\s[A-Z]", shape.right):
         return None
