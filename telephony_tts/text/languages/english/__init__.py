@@ -23,6 +23,7 @@ _PRESSED = re.compile(
     r"\b(?:press|dial|hit|enter|key)\s?(?:in\s)?(?:[*#]?[0-9]{1,3}#?,?\s(?:or\s|and\s|then\s)?){0,3}$",
     re.IGNORECASE,
 )
+_KEYED = re.compile(r"\b(?:code|pin|passcode)s?\b(?:\s(?:is|was|now|are)|:)*\s$", re.IGNORECASE)
 _WORDS = addresses.AddressWords(
     at="at",
     signs={
@@ -68,6 +69,8 @@ def _say_mask(shape: Shape) -> str | None:
     """The digits that are shown."""
     if shape.groups:
         return en.groups(shape.written)
+    if shape.written == "**" and _PRESSED.search(shape.left):
+        return "star star"
     return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
 
 
@@ -75,13 +78,15 @@ def _say_keys(shape: Shape) -> str:
     """ "*67", "611#", "#9" after "press"; "#4815" numbers a thing, and a star before four digits hides others."""
     written, digits = shape.written, shape.groups[0]
     is_pressed = _PRESSED.search(shape.left) is not None or shape.left.endswith("*")
-    if written[0] == "#" and written[-1].isdigit() and not (is_pressed and len(digits) <= 3):
+    is_code = len(shape.groups) > 1 or _KEYED.search(shape.left) is not None
+    is_key = is_code or (is_pressed and (len(digits) <= 3 or written[-1] == "*"))
+    if written[0] == "#" and written[-1] != "#" and not is_key:
         return f"number {en.digits(digits) if len(digits) > 2 or digits[0] == '0' else en.number(digits)}"
-    if written[0] == "*" and written[-1].isdigit() and len(digits) == 4 and not is_pressed:
+    if written[0] == "*" and written[-1].isdigit() and len(digits) == 4 and not (is_pressed or is_code):
         return en.digits(digits)
-    names = {"*": "star", "#": "pound"}
-    said = [names.get(part) or en.digits(part) for part in re.findall("[0-9]+|[*#]", written)]
-    if written[-1] == "*" and not is_pressed:
+    names = {"*": "star", "#": "pound", "+": "plus"}
+    said = [names.get(part) or en.digits(part) for part in re.findall("[0-9]+|[*#+]", written)]
+    if written[-1] == "*" and written[0].isdigit() and not (is_pressed or is_code):
         said.pop()
     return " ".join(said)
 
@@ -442,6 +447,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("mac", re.compile(r"[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?![0-9A-Za-z:])")),
     ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])")),
     ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
+    ("keys", re.compile(r"(?:\*[*#]|##)[0-9]{1,20}(?:\*\+?[0-9]{1,20}){0,4}[*#](?![0-9A-Za-z*])")),
     ("zone", re.compile(
         rf"(?:GMT|UTC)[+-][0-9]{{1,2}}(?![0-9])|(?:{_ZONES})(?![A-Za-z0-9])"
         rf"|(?:(?<=:[0-9]{{2}} )|(?<=[0-9 ][apAP][mM] )|(?<=[ap][.]m[.] ))(?:{_ZONES_OF_TIMES})(?![A-Za-z0-9])"
