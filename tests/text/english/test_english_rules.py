@@ -43,7 +43,7 @@ ENGLISH = [
     ("$1,299, 1,25,000", "one thousand two hundred ninety nine dollars, one lakh twenty five thousand"),
     ("10,20,30", "ten,twenty,thirty"),
     ("Order #4815 shipped", "Order number four eight one five shipped"),
-    ("ORD-2024-00123", "O R D two zero two four zero zero one two three"),
+    ("ORD-2024-00123", "O R D two zero two four, zero zero one two three"),
     ("Flight BA1234 leaves", "Flight B A. one two three four leaves"),
     ("your card ending in 8876", "your card ending in eight eight seven six"),
     ("card xxxx-xxxx-xxxx-4821", "card four eight two one"),

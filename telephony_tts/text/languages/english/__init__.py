@@ -17,6 +17,7 @@ from telephony_tts.text.patterns import AIRLINER, NUMBER, SPAN, WITH_VOWEL, from
 from telephony_tts.text.reader import Say, Shape
 
 _PART = re.compile("[A-Za-z]+|[0-9]+|_")
+_PART_OR_PAUSE = re.compile("[A-Za-z]+|[0-9]+|_|(?<=[0-9])-(?=[0-9])")
 _SYLLABLES = re.compile("[^aeiouAEIOU]?[aeiouAEIOU][^aeiouAEIOU][aeiouAEIOU]$")
 _TWO_LETTER_NAMES = re.compile(r"(?<=\bdot )(?:au|us|ie|uk|ca|nz|in|sg|za|hk|eu|de|fr|io|ai)(?= |$)")
 _PRESSED = re.compile(
@@ -69,9 +70,9 @@ def _say_mask(shape: Shape) -> str | None:
     """The digits that are shown."""
     if shape.groups:
         return en.groups(shape.written)
-    if shape.written == "**" and _PRESSED.search(shape.left):
-        return "star star"
-    return "" if "*" in shape.written else shape.written  # xxx, once for its whole length
+    if "*" not in shape.written:
+        return shape.written  # xxx, once for its whole length
+    return "star star" if shape.written == "**" and _PRESSED.search(shape.left) else ""
 
 
 def _say_keys(shape: Shape) -> str:
@@ -173,11 +174,11 @@ def _say_version(shape: Shape) -> str | None:
 
 
 def _say_pair(shape: Shape) -> str | None:
-    """ "120/80", "80/20 rule", "Unit 5/12", "12/24 months"; three parts are joined with "slash"."""
+    """ "120/80", "80/20 rule", "Unit 5/12", "12/24 months"; three parts are said one by one."""
     parts = shape.written.split("/")
     numbers = [en.number(part) for part in parts]
     if len(parts) > 2:
-        return " slash ".join(numbers)
+        return ", ".join(numbers)
     if re.match(r"\s?=", shape.right):
         return " divided by ".join(numbers)
     if re.match(r" (?:rule|split|chance)", shape.right):
@@ -233,12 +234,13 @@ def _say_mixed(shape: Shape) -> str | None:
         return f"{_say_place(span['first'] or span['start'])} to {_say_place(span['last'])}"
     has_zeros = any(len(group) > 1 and group[0] == "0" for group in shape.groups)
     spells = names_code(shape) or max(map(len, shape.groups)) > 2 or has_zeros or len(runs) > 4
-    return " ".join(_say_run(run, spells, is_long=len(runs) > 4 or "-" in text) for run in runs)
+    is_long = len(runs) > 4 or "-" in text
+    return " ".join(_say_run(run, spells, is_long) for run in _PART_OR_PAUSE.findall(text)).replace(" ,", ",")
 
 
 def _say_run(run: str, spells: bool, is_long: bool) -> str:
-    if run == "_":
-        return "underscore"
+    if run in "_-":
+        return "underscore" if run == "_" else ","
     if run.isdigit():
         return en.digits(run) if spells or len(run) > 2 or run[0] == "0" else en.number(run)
     if run in ("neo", "max", "pro"):
@@ -310,10 +312,15 @@ def _say_inches(shape: Shape) -> str | None:
     return f"{said} inch{'' if said == 'one' else 'es'}" if is_size and not _OPEN_QUOTE.search(shape.left) else None
 
 
+_THING = re.compile(r"\s(?!(?:per|an?|daily|weekly|each|every|or|and|the|in|at|is|as|more|faster|speed|zoom)\b)[a-z]")
+_LIST = re.compile(r"[0-9] ?x(?: [a-z]+){1,2}(?:,| and) [0-9] ?x\b")
+
+
 def _say_times(shape: Shape) -> str:
-    """ "3x", "3 x $5"; in "2 x Large Fries" only the number is said."""
+    """ "3x", "3 x $5"; of things, in "2 x Large Fries", "1x curry" and lists, only the number is said."""
     number = shape.groups[0]
-    if " " in shape.written and re.match(r"\s[A-Z]", shape.right):
+    is_listed = number == "1" or _LIST.search(shape.left + shape.written + shape.right)
+    if (is_listed and _THING.match(shape.right)) or (" " in shape.written and re.match(r"\s[A-Z]", shape.right)):
         return en.number(number)
     return f"{en.number(number)} time{'' if number == '1' else 's'}"
 
@@ -447,6 +454,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("mac", re.compile(r"[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?![0-9A-Za-z:])")),
     ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])")),
     ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
+    ("pair", re.compile("[0-9]{2,4}/[0-9]{3}/[0-9]{1,3}(?:/[0-9]{1,3})?(?![0-9/])")),
     ("keys", re.compile(r"(?:\*[*#]|##)[0-9]{1,20}(?:\*\+?[0-9]{1,20}){0,4}[*#](?![0-9A-Za-z*])")),
     ("zone", re.compile(
         rf"(?:GMT|UTC)[+-][0-9]{{1,2}}(?![0-9])|(?:{_ZONES})(?![A-Za-z0-9])"
@@ -476,7 +484,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("per_unit", units.PER_UNIT),
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
     ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
-    ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Z$€£₹]))")),
+    ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Za-z$€£₹]))")),
     ("house_number", re.compile(
         rf"(?:[0-9]{{1,5}}|[0-9]{{1,3}}-[0-9]{{2}})(?={_NUMBERED_STREET.pattern})"
         rf"|[0-9]{{1,3}}-[0-9]{{2}}(?={_NAMED_STREET})"

@@ -65,9 +65,7 @@ UNIT = re.compile(
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
 LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
-PER_UNIT = re.compile(
-    rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLlh])(?<!\spp)(?:\.(?=\s[a-z]))?(?![A-Za-z0-9²³'’-]|\.[A-Za-z])"
-)
+PER_UNIT = re.compile(rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLlh])(?<!\spp)(?:\.(?=\s[a-z]))?(?![\w²³'’-]|\.\w)")
 _MILLIONS = re.compile(r"\s(?:users|people|customers|members|subscribers|views|downloads|visitors|accounts|homes)\b")
 
 

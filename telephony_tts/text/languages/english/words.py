@@ -83,18 +83,14 @@ ROMAN = re.compile(
 HYPHENATED = re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.IGNORECASE)
 
 
-def _is_numbered(shape: Shape) -> bool:
-    """ "No. 5", "Ref. #A5", "Apt B"; "an apt 5-word answer" is none."""
-    is_flat = shape.written in ("Apt", "Ste", "Bldg") and re.match(r"\s[A-Z](?![A-Za-z'’])", shape.right)
-    is_word = shape.written == "apt" and re.search(r"\b(?:an?|the|very|more|most|is|are)\s$", shape.left)
-    return bool(is_flat or (_NUMBER.match(shape.right) and not is_word))
-
-
 def say_word(shape: Shape) -> str | None:
     written, lower = shape.written, shape.written.lower()
     if lower in ("max.", "min.") and not re.match(r"\s(?:of\b|[0-9$€£₹])", shape.right):
         return None
-    if written == "EST." or (lower in _BEFORE_NUMBER and not _is_numbered(shape)):
+    is_flat = written in ("Apt", "Ste", "Bldg") and re.match(r"\s[A-Z](?![A-Za-z'’])", shape.right)
+    is_word = written == "apt" and re.search(r"\b(?:an?|the|very|more|most|is|are)\s$", shape.left)
+    has_number = is_flat or (_NUMBER.match(shape.right) and not is_word)
+    if written == "EST." or (lower in _BEFORE_NUMBER and not has_number):
         return None
     if lower in _BEFORE_NAME and not re.match(r"\s[A-Z]", shape.right):
         return None
