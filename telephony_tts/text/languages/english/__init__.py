@@ -149,7 +149,7 @@ def _say_size(shape: Shape) -> str:
 
 
 _INCHES_OF_SIZE = re.compile(
-    r"\s?in(?:(?=\.?\s*$|\.\s[A-Z]|[,;)]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))"
+    r"\s?in(?:(?=\.?(?:\s*$|[,;:)])|\.\s[A-Z]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))"
 )
 
 
@@ -297,7 +297,7 @@ def _say_height(shape: Shape) -> str:
 
 
 _SIZED = "tvs?|screens?|monitors?|laptops?|displays?|tablets?|televisions?|pizzas?|pipes?|wheels?|rims?|models?"
-_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) (?:an? )?[0-9.]+[\"″”]\s)?(?:{_SIZED})\b", re.IGNORECASE)
+_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) (?:an? )?[0-9.]+[\"″”]\s)?(?:{_SIZED}|ones?)\b", re.IGNORECASE)
 _MEASURED_BEHIND = re.compile(r"\s(?:wide|long|tall|thick|deep|high|across)\b")
 _SIZED_BEFORE = re.compile(rf"\b(?:{_SIZED}|measures?|size|diagonal|width|height|length|depth)\b", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"(?<!\S)[\"“][^\"“”]*$")
@@ -416,7 +416,7 @@ def _say_vanity(shape: Shape) -> str | None:
 
 _ZONES = "IST|E[SD]T|P[SD]T|C[SD]T|AK[SD]T|GMT|UTC|A[EWC][SD]T|NZ[SD]T|CES?T|EES?T|JST|KST"
 _ZONES_OF_TIMES = "[ECMP]T|M[SD]T|BST|WAT|EAT|CAT|GST|PKT|WIB|SGT|HKT|SAST"
-_COUNTS = r"\s(?!(?:is|was|has|will|shows?|left|and|or|on|at|for|from|arrive[sd]|ends|expires)\b(?!\s[0-9]))[a-z]"
+_COUNTS = r"\s(?:(?:to|or|and)\s[0-9]|(?:business |working )?(?:minutes|hours|days?|weeks|months|years|times)\b)"
 """What stands behind a number that is not the end of the code before it."""
 _STREET_WORD = "St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway"
 _NAMED_STREET = rf"(?:\s[NSEW]\.?)?(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b"

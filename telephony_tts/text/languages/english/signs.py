@@ -140,7 +140,8 @@ def _say_slash(shape: Shape) -> str:
         return _take(shape, word, _PER.get(unit.lower(), unit)) if unit.lower() in _PER or unit.islower() else "per"
     if re.search(r"[A-Za-z]\s?$", left) and re.match(r"\s?[A-Za-z]", right):
         return "" if left[-2:].isupper() and len(left[-2:].strip()) == 2 and right[:1].isupper() else "or"
-    if right[:1].isdigit() and re.search(r"[0-9]\s?[A-Za-z]{1,3}$|[0-9] (?:[a-z]+)$", left):
+    is_price = re.search(r"[$€£][0-9.,]+$", left) and re.match(r"[0-9]+ ?(?:m[Ll]|k?g|L|oz|lb|[GM]B|min)\b", right)
+    if is_price or (right[:1].isdigit() and re.search(r"[0-9]\s?[A-Za-z]{1,3}$|[0-9] (?:[a-z]+)$", left)):
         return "per"
     return "slash" if left[-1:].isalnum() and (right[:1].isalnum() or right[:1] in tuple("$€£¥₹")) else ""
 

@@ -28,7 +28,7 @@ V: volt~|kV: kilovolt~|mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~
 hPa: hectopascal~|psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury
 IU: international unit~
 mmol/L: millimole~ per liter|µmol/L μmol/L umol/L: micromole~ per liter|mEq/L: milliequivalent~ per liter
-pg/mL pg/ml: picogram~ per milliliter|µg/mL: microgram~ per milliliter
+pg/mL pg/ml: picogram~ per milliliter|µg/mL: microgram~ per milliliter|nmol/L: nanomole~ per liter
 U/L: unit~ per liter|IU/L: international unit~ per liter|mIU/L: milli international unit~ per liter
 mg/dL mg/dl: milligram~ per deciliter|mg/L: milligram~ per liter|g/L: gram~ per liter
 kg/m²: kilogram~ per square meter|min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~
@@ -57,7 +57,7 @@ _SURE = (
 )
 UNIT = re.compile(
     rf"(?:(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
-    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each)\b))(?![A-Za-z0-9²³'’-])"
+    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b))(?![A-Za-z0-9²³'’-])"
     r"|\s(?P<weak>[gmLlhsWVt])(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
     r"|\s?(?P<inches>in)(?:\.(?=\s[a-z])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
@@ -65,7 +65,7 @@ UNIT = re.compile(
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
 LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
-PER_UNIT = re.compile(rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLlh])(?<!\spp)(?:\.(?=\s[a-z]))?(?![\w²³'’-]|\.\w)")
+PER_UNIT = re.compile(rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLh])(?<!\spp)(?:\.(?=,|\s[a-z]))?(?![\w²³'’-]|\.\w)")
 _MILLIONS = re.compile(r"\s(?:users|people|customers|members|subscribers|views|downloads|visitors|accounts|homes)\b")
 
 
