@@ -204,9 +204,9 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
         (
             ["isolation", "--", "--quick"],
             "source checkout (barge_in_by_voice, console, doors, engine, failover, fleet, fleet_local, floors, "
-            "flow_paths, gpu_check, host_work, intelligibility, isolation, kokoro, lanes, lexicon, noise_reduction, "
-            "ops, pauses, pbx, phrases, precision, processes, ratios, recording, remote_engine, schedule, small_model, "
-            "voice_activity, voice_mail): ",
+            "flow_paths, gpu_check, host_work, intelligibility, isolation, kokoro, lanes, lexicon, neighbours, "
+            "noise_reduction, ops, pauses, pbx, phrases, precision, processes, ratios, recording, remote_engine, "
+            "schedule, small_model, voice_activity, voice_mail): ",
         ),
         (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),
     ):

@@ -159,7 +159,7 @@ def test_the_sentences_are_read_as_a_person_reads_them() -> None:
     catalog, speech = Catalog([engine], {}), app.session_settings(config.load(None, {}))
     wrong: set[str] = set()
     for sentence in sentences("zh"):
-        given = [engine.shown(each)["pinyin"] for _, each in offline.utterances(sentence.text, catalog, speech)]
+        given = [engine.shown(each)["pinyin"] for *_, each in offline.utterances(sentence.text, catalog, speech)]
         read = iter(" ".join(given).split())
         # Up to the first alternative: characters behind it have no certain place.
         for char, wanted in re.findall(r"([\u3400-\u9fff])(?:\[(\w+)])?", sentence.spoken.partition("{")[0]):

@@ -252,7 +252,7 @@ def test_replicas_for_which_no_gpu_is_free_are_named(cluster: RayCluster) -> Non
 def test_an_application_that_does_not_run_is_named(cluster: RayCluster) -> None:
     async def work() -> None:
         engine = engine_of(cluster, "nowhere", start_timeout_s=6.0)
-        with pytest.raises(EngineUnavailable, match=r"no application 'nowhere' runs .* telephony-tts ray up"):
+        with pytest.raises(EngineUnavailable, match=r"no application 'nowhere' runs .*telephony-tts ray up"):
             await engine.start()
 
     run(work)
