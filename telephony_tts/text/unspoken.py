@@ -25,7 +25,7 @@ _DIRECTIONS = (
      "smile|nod|wink|shrug|pause|beat|silence|music|applause|noise|lipsmack|typing",
      "停顿|沉默|微笑|点头|拍手|침묵|박수"),
 )  # fmt: skip
-"""(the token of CosyVoice2 for it, what somebody does, what is heard, the same in other languages)."""
+"""(the token of CosyVoice2 for it, the verb, the noun, words of other languages)."""
 _ADVERB = "(?:[ ][a-z]+ly)?"
 _DOES = "|".join(does for _, does, _, _ in _DIRECTIONS)
 _HEARD = "|".join(heard for _, _, heard, _ in _DIRECTIONS)

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from language_rows import heard, read_in_pieces, rows, said_in_call
 
 from telephony_tts.text.languages.chinese import CHINESE
-from telephony_tts.text.normalizer import normalize, normalize_spans, said_before
+from telephony_tts.text.normalizer import normalize, normalize_spans
 from telephony_tts.text.reader import read
-from telephony_tts.text.segmenter import Segmenter
 from telephony_tts.text.settled import settled_spans
 
 _HAN = re.compile("[\u4e00-\u9fff]")
 HERE = Path(__file__).parent
-_MARKED = re.compile(r"\{([^|{}]*)\|([^{}]*)\}")
 UNREAD = re.compile(r"[0-9~*#/_^<>\\|=@%&+$€£¥₩℃°㎡㎞㎖×÷½]")
 """What an engine would speak in its own way, or swallow."""
 
 
-def _lines(name: str) -> list[str]:
-    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("# ") and not line.startswith("## ")]
-
-
-ORDINARY = [(_MARKED.sub(r"\1", line), _MARKED.sub(r"\2", line)) for line in _lines("ordinary.txt")]
-KINDS = [(written, spoken) for written, _, spoken in (line.partition(" | ") for line in _lines("kinds.txt"))]
-
-
-def heard(text: str) -> str:
-    """Letters only, as the ear has no blanks and marks."""
-    return "".join(char for char in unicodedata.normalize("NFKC", text).lower() if char.isalnum())
+ORDINARY, KINDS = rows(HERE / "ordinary.txt"), rows(HERE / "kinds.txt")
 
 
 @pytest.mark.parametrize(("written", "spoken"), [*ORDINARY, *KINDS])
@@ -50,24 +37,14 @@ def test_the_data_is_there() -> None:
     assert len(ORDINARY) > 350 and len(KINDS) > 180
 
 
-def _read_in_pieces(pieces: list[str]) -> str:
-    """What is said for a turn that arrives in `pieces`."""
-    segmenter, source, said, codes = Segmenter("zh"), "".join(pieces), [], set[str]()
-    sentences = [sentence for piece in pieces for sentence in segmenter.feed(piece)] + segmenter.flush()
-    for sentence in sentences:
-        spans = normalize_spans(sentence.text, "zh", (), said_before(source, sentence.start), codes)
-        said.append("".join(span.spoken for span in spans))
-    return "\n".join(said)
-
-
 @pytest.mark.parametrize("first", range(0, len(ORDINARY) - 4, 4))
 def test_a_stream_is_read_as_the_whole_text(first: int) -> None:
     """Cut at every place, and character by character."""
     text = "".join(written for written, _ in ORDINARY[first : first + 4])
-    whole = _read_in_pieces([text])
-    assert _read_in_pieces(list(text)) == whole
+    whole = read_in_pieces([text], "zh")
+    assert read_in_pieces(list(text), "zh") == whole
     for cut in range(1, len(text)):
-        assert _read_in_pieces([text[:cut], text[cut:]]) == whole
+        assert read_in_pieces([text[:cut], text[cut:]], "zh") == whole
 
 
 @pytest.mark.parametrize("written", [written for written, _ in [*ORDINARY, *KINDS]])
@@ -80,14 +57,10 @@ def test_what_settles_early_is_what_the_sentence_says(written: str) -> None:
 
 def test_a_code_of_the_call_stays_a_code() -> None:
     codes: set[str] = set()
-    assert _said("分机302已接通。", codes) == "分机三零二已接通。"
-    assert _said("您要的是302吗？", codes) == "您要的是三零二吗？"
-    assert _said("还有302个。", codes) == "还有三百零二个。", "what is counted is an amount"
-    assert _said("您要的是302吗？", set()) == "您要的是三百零二吗？", "in another call it is not known"
-
-
-def _said(text: str, codes: set[str]) -> str:
-    return "".join(span.spoken for span in normalize_spans(text, "zh", (), "", codes))
+    assert said_in_call("分机302已接通。", "zh", codes) == "分机三零二已接通。"
+    assert said_in_call("您要的是302吗？", "zh", codes) == "您要的是三零二吗？"
+    assert said_in_call("还有302个。", "zh", codes) == "还有三百零二个。", "what is counted is an amount"
+    assert said_in_call("您要的是302吗？", "zh", set()) == "您要的是三百零二吗？", "in another call it is not known"
 
 
 WRITTEN = """

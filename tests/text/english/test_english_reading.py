@@ -7,9 +7,9 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from language_rows import read_in_pieces, rows, said_in_call
 
-from telephony_tts.text.normalizer import normalize, normalize_spans, said_before
-from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.text.normalizer import normalize
 from telephony_tts.text.settled import settled_spans
 
 HERE = Path(__file__).parent
@@ -17,13 +17,7 @@ UNREAD = re.compile(r"[0-9~*#/_^<>\\|=@%&+$€£¥₹℃°²×÷½]")
 """What an engine would speak in its own way, or swallow."""
 
 
-def _lines(name: str) -> list[tuple[str, str]]:
-    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
-    rows = (line.partition(" | ") for line in lines if line and not line.startswith("# "))
-    return [(written, spoken) for written, _, spoken in rows]
-
-
-ORDINARY, KINDS = _lines("ordinary.txt"), _lines("kinds.txt")
+ORDINARY, KINDS = rows(HERE / "ordinary.txt"), rows(HERE / "kinds.txt")
 
 
 def heard(text: str) -> str:
@@ -43,25 +37,15 @@ def test_the_data_is_there() -> None:
     assert len(ORDINARY) > 200 and len(KINDS) > 100
 
 
-def _read_in_pieces(pieces: list[str]) -> str:
-    """What is said for a turn that arrives in `pieces`."""
-    segmenter, source, said, codes = Segmenter("en"), "".join(pieces), [], set[str]()
-    sentences = [sentence for piece in pieces for sentence in segmenter.feed(piece)] + segmenter.flush()
-    for sentence in sentences:
-        spans = normalize_spans(sentence.text, "en", (), said_before(source, sentence.start), codes)
-        said.append("".join(span.spoken for span in spans))
-    return "\n".join(said)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(ORDINARY) - 3, 6))
 def test_a_stream_is_read_as_the_whole_text(first: int) -> None:
     """Cut at every place, and character by character."""
     text = " ".join(written for written, _ in ORDINARY[first : first + 3])
-    whole = _read_in_pieces([text])
-    assert _read_in_pieces(list(text)) == whole
+    whole = read_in_pieces([text], "en")
+    assert read_in_pieces(list(text), "en") == whole
     for cut in range(1, len(text)):
-        assert _read_in_pieces([text[:cut], text[cut:]]) == whole
+        assert read_in_pieces([text[:cut], text[cut:]], "en") == whole
 
 
 @pytest.mark.slow
@@ -75,14 +59,10 @@ def test_what_settles_early_is_what_the_sentence_says(written: str) -> None:
 
 def test_a_code_of_the_call_stays_a_code() -> None:
     codes: set[str] = set()
-    assert _said("Your code is 123.", codes) == "Your code is one two three."
-    assert _said("I repeat: 123.", codes) == "I repeat: one two three."
-    assert _said("We have 123 days left.", codes) == "We have one hundred twenty three days left."
-    assert _said("I repeat: 123.", set()) == "I repeat: one hundred twenty three.", "in another call it is not known"
-
-
-def _said(text: str, codes: set[str]) -> str:
-    return "".join(span.spoken for span in normalize_spans(text, "en", (), "", codes))
+    assert said_in_call("Your code is 123.", "en", codes) == "Your code is one two three."
+    assert said_in_call("I repeat: 123.", "en", codes) == "I repeat: one two three."
+    assert said_in_call("We have 123 days left.", "en", codes) == "We have one hundred twenty three days left."
+    assert said_in_call("I repeat: 123.", "en", set()) == "I repeat: one hundred twenty three.", "another call"
 
 
 @pytest.mark.parametrize("lang", ["en-GB", "en-AU", "en-IN", "en_SG"])

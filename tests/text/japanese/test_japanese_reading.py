@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from language_rows import heard, read_in_pieces, rows, said_in_call
 
-from telephony_tts.text.normalizer import normalize, normalize_spans, said_before
-from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.text.normalizer import normalize, normalize_spans
 
 HERE = Path(__file__).parent
-_MARKED = re.compile(r"\{([^|{}]*)\|([^{}]*)\}")
 _SIGNS = r"~〜*#/_^<>\\|=@%&+$€£¥₩₹℃°㎡㎞㎖×÷½※▲△≦≧①-⑳㈱〒"
 UNREAD = re.compile(f"[0-9{_SIGNS}]")
 """What an engine would speak in its own way, or swallow."""
 UNREAD_SIGN = re.compile(f"[{_SIGNS}]")
 
 
-def _lines(name: str) -> list[str]:
-    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("# ") and not line.startswith("## ")]
-
-
-ORDINARY = [(_MARKED.sub(r"\1", line), _MARKED.sub(r"\2", line)) for line in _lines("ordinary.txt")]
-KINDS = [(written, spoken) for written, _, spoken in (line.partition(" | ") for line in _lines("kinds.txt"))]
-
-
-def heard(text: str) -> str:
-    """Letters only, as the ear has no blanks and marks."""
-    return "".join(char for char in unicodedata.normalize("NFKC", text).lower() if char.isalnum())
+ORDINARY, KINDS = rows(HERE / "ordinary.txt"), rows(HERE / "kinds.txt")
 
 
 @pytest.mark.parametrize(("written", "spoken"), [*ORDINARY, *KINDS])
@@ -110,37 +97,23 @@ def test_digits_that_stay_are_heard_one_by_one() -> None:
     assert [(span.start, span.end, span.spoken) for span in spans if not span.is_written] == [(4, 9, "1980")]
 
 
-def _read_in_pieces(pieces: list[str], lang: str) -> str:
-    """What is said for a turn that arrives in `pieces`."""
-    segmenter, source, said, codes = Segmenter("ja"), "".join(pieces), [], set[str]()
-    sentences = [sentence for piece in pieces for sentence in segmenter.feed(piece)] + segmenter.flush()
-    for sentence in sentences:
-        spans = normalize_spans(sentence.text, lang, (), said_before(source, sentence.start), codes)
-        said.append("".join(span.spoken for span in spans))
-    return "\n".join(said)
-
-
 @pytest.mark.parametrize("first", range(0, len(ORDINARY) - 4, 4))
 def test_a_stream_is_read_as_the_whole_text(first: int) -> None:
     """Cut at every place, and character by character."""
     text = "".join(written for written, _ in ORDINARY[first : first + 4])
     for lang in ("ja", "ja-x-digits"):
-        whole = _read_in_pieces([text], lang)
-        assert _read_in_pieces(list(text), lang) == whole
+        whole = read_in_pieces([text], lang, "ja")
+        assert read_in_pieces(list(text), lang, "ja") == whole
         for cut in range(1, len(text)):
-            assert _read_in_pieces([text[:cut], text[cut:]], lang) == whole
+            assert read_in_pieces([text[:cut], text[cut:]], lang, "ja") == whole
 
 
 def test_a_code_of_the_call_stays_a_code() -> None:
     codes: set[str] = set()
-    assert _said("内線番号は123です。", codes) == "内線番号は一二三です。"
-    assert _said("123でよろしいですか。", codes) == "一二三でよろしいですか。"
-    assert _said("在庫は123個です。", codes) == "在庫は百二十三個です。", "what is counted is an amount"
-    assert _said("123でよろしいですか。", set()) == "百二十三でよろしいですか。", "in another call it is not known"
-
-
-def _said(text: str, codes: set[str]) -> str:
-    return "".join(span.spoken for span in normalize_spans(text, "ja", (), "", codes))
+    assert said_in_call("内線番号は123です。", "ja", codes) == "内線番号は一二三です。"
+    assert said_in_call("123でよろしいですか。", "ja", codes) == "一二三でよろしいですか。"
+    assert said_in_call("在庫は123個です。", "ja", codes) == "在庫は百二十三個です。", "what is counted is an amount"
+    assert said_in_call("123でよろしいですか。", "ja", set()) == "百二十三でよろしいですか。", "another call"
 
 
 WRITTEN = """

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from language_rows import heard, read_in_pieces, rows, said_in_call
 
-from telephony_tts.text.normalizer import normalize, normalize_spans, said_before
-from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.text.normalizer import normalize, normalize_spans
 from telephony_tts.text.settled import settled_spans
 
 HERE = Path(__file__).parent
-_MARKED = re.compile(r"\{([^|{}]*)\|([^{}]*)\}")
 UNREAD = re.compile(r"[0-9~*#/_^<>\\|=@%&+$€£¥₩℃°㎡㎞㎖×÷½]")
 """What an engine would speak in its own way, or swallow."""
 
 
-def _lines(name: str) -> list[str]:
-    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("# ") and not line.startswith("## ")]
-
-
-ORDINARY = [(_MARKED.sub(r"\1", line), _MARKED.sub(r"\2", line)) for line in _lines("ordinary.txt")]
-KINDS = [(written, spoken) for written, _, spoken in (line.partition(" | ") for line in _lines("kinds.txt"))]
-
-
-def heard(text: str) -> str:
-    """Letters only, as the ear has no blanks and marks."""
-    return "".join(char for char in unicodedata.normalize("NFKC", text).lower() if char.isalnum())
+ORDINARY, KINDS = rows(HERE / "ordinary.txt"), rows(HERE / "kinds.txt")
 
 
 @pytest.mark.parametrize(("written", "spoken"), [*ORDINARY, *KINDS])
@@ -46,24 +33,14 @@ def test_the_data_is_there() -> None:
     assert len(ORDINARY) > 300 and len(KINDS) > 150
 
 
-def _read_in_pieces(pieces: list[str]) -> str:
-    """What is said for a turn that arrives in `pieces`."""
-    segmenter, source, said, codes = Segmenter("ko"), "".join(pieces), [], set[str]()
-    sentences = [sentence for piece in pieces for sentence in segmenter.feed(piece)] + segmenter.flush()
-    for sentence in sentences:
-        spans = normalize_spans(sentence.text, "ko", (), said_before(source, sentence.start), codes)
-        said.append("".join(span.spoken for span in spans))
-    return "\n".join(said)
-
-
 @pytest.mark.parametrize("first", range(0, len(ORDINARY) - 4, 4))
 def test_a_stream_is_read_as_the_whole_text(first: int) -> None:
     """Cut at every place, and character by character."""
     text = " ".join(written for written, _ in ORDINARY[first : first + 4])
-    whole = _read_in_pieces([text])
-    assert _read_in_pieces(list(text)) == whole
+    whole = read_in_pieces([text], "ko")
+    assert read_in_pieces(list(text), "ko") == whole
     for cut in range(1, len(text)):
-        assert _read_in_pieces([text[:cut], text[cut:]]) == whole
+        assert read_in_pieces([text[:cut], text[cut:]], "ko") == whole
 
 
 @pytest.mark.parametrize("written", [written for written, _ in [*ORDINARY, *KINDS]])
@@ -76,14 +53,10 @@ def test_what_settles_early_is_what_the_sentence_says(written: str) -> None:
 
 def test_a_code_of_the_call_stays_a_code() -> None:
     codes: set[str] = set()
-    assert _said("내선 123번으로 연결합니다.", codes) == "내선 일이삼번으로 연결합니다."
-    assert _said("123이 맞으신가요?", codes) == "일이삼이 맞으신가요?"
-    assert _said("123개 남았습니다.", codes) == "백이십삼개 남았습니다.", "what is counted is an amount"
-    assert _said("123이 맞으신가요?", set()) == "백이십삼이 맞으신가요?", "in another call it is not known"
-
-
-def _said(text: str, codes: set[str]) -> str:
-    return "".join(span.spoken for span in normalize_spans(text, "ko", (), "", codes))
+    assert said_in_call("내선 123번으로 연결합니다.", "ko", codes) == "내선 일이삼번으로 연결합니다."
+    assert said_in_call("123이 맞으신가요?", "ko", codes) == "일이삼이 맞으신가요?"
+    assert said_in_call("123개 남았습니다.", "ko", codes) == "백이십삼개 남았습니다.", "what is counted is an amount"
+    assert said_in_call("123이 맞으신가요?", "ko", set()) == "백이십삼이 맞으신가요?", "in another call it is not known"
 
 
 WRITTEN = """

@@ -187,10 +187,10 @@ def _say_percent(shape: Shape) -> str:
     return "到".join(_PERCENT[shape.written[-1]] + ("百" if n == "100" else zh.number(n)) for n in numbers)
 
 
-def _say_per_hundred(shape: Shape) -> str:
+def _say_per_hundred(shape: Shape) -> str | None:
     """ "6.5L/100km"."""
-    number, unit = re.match(r"([0-9.]+)\s?([^/\s]+)", shape.written).groups()  # type: ignore[union-attr]
-    return f"每百公里{zh.number(number)}{UNITS.get(unit, unit)}"
+    found = shape.found
+    return found and f"每百公里{zh.number(found['number'])}{UNITS.get(found['unit'], found['unit'])}"
 
 
 def _say_money(shape: Shape) -> str | None:
@@ -284,10 +284,10 @@ def _say_mixed(spelled: bool) -> reader.Say:
     return say
 
 
-def _say_named(shape: Shape) -> str:
+def _say_named(shape: Shape) -> str | None:
     """ "iOS17.4", "PM2.5"."""
-    name, number = re.match("([A-Za-z]+)-?([0-9.]+)", shape.written).groups()  # type: ignore[union-attr]
-    return _letters(name, False) + zh.number(number)
+    found = shape.found
+    return found and _letters(found["name"], False) + zh.number(found["number"])
 
 
 def _say_numero(shape: Shape) -> str:
@@ -383,7 +383,9 @@ CHINESE = reader.Tables(
             r"(?<=[层楼栋幢座元门院])[-—]?[0-9]{3,4}(?:(?:[-~]|至|到)[0-9]{3,4})?(?![0-9A-Za-z.,/-]|[多余几来])"
         )),
         ("rooms", re.compile(r"[0-9]{1,2}(?:-[0-9]{1,2})?-[0-9]{3,4}(?![0-9A-Za-z.,/:-])")),
-        ("per_hundred", re.compile(r"[0-9]+(?:\.[0-9]+)?\s?(?:L|升|kWh|度)/100\s?(?:km|公里)")),
+        ("per_hundred", re.compile(
+            r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<unit>L|升|kWh|度)/100\s?(?:km|公里)"
+        )),
         ("percent", re.compile(
             rf"(?=[0-9][0-9,.]{{0,24}}(?:{TO}[0-9][0-9,.]{{0,24}})?\s?[%‰‱])(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]"
         )),
