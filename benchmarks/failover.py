@@ -19,7 +19,7 @@ from harness.failing import FAULTS
 from harness.process import ServerProcess, cores, placed_here
 from websockets.asyncio.client import connect
 
-from telephony_tts.engines.fake import tone_hz
+from telephony_tts.engines.fake.engine import tone_hz
 
 _EXAMPLES = """examples:
   python benchmarks/failover.py                             about 2 minutes

@@ -27,8 +27,9 @@ from harness.process import cores
 from telephony_tts.audio.encoder import Encoder
 from telephony_tts.audio.included_sounds import INCLUDED
 from telephony_tts.audio.sound import Sound
+from telephony_tts.doors.twilio.codec import TwilioCodec
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, render
 from telephony_tts.session.effects import LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -37,7 +38,6 @@ from telephony_tts.text.segmenter import Segmenter
 from telephony_tts.text.ssml import SsmlReader
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.native import NativeCodec
-from telephony_tts.wire.twilio import TwilioCodec
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

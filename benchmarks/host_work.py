@@ -21,7 +21,8 @@ from gpu.loads import utterances
 from harness import report
 from harness.waiting_device import COST_OF_RUN, PRICES
 
-from telephony_tts import app, config, event_loop
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.bench import runs, subject
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.engines.api import Engine
@@ -30,6 +31,7 @@ from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import MOST_ROWS
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.runtime import event_loop
 
 _EXAMPLES = """examples:
   python benchmarks/host_work.py                      1, 8, 32 and 64 callers

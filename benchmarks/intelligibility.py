@@ -35,13 +35,14 @@ from harness.error_rates import Errors, character_errors, rate, syllable_errors,
 from harness.recogniser import Recogniser, RecogniserUnavailable
 from harness.telephone_sound import RATE_HZ, loudness_dbm0
 
-from telephony_tts import app, config, offline
+from telephony_tts.app import config, offline
+from telephony_tts.app import server as app
 from telephony_tts.audio.g711 import decode_ulaw
-from telephony_tts.cli_settings import config_flags, overrides
-from telephony_tts.clock import monotonic_ns
+from telephony_tts.cli.settings import config_flags, overrides
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, Pcm, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import ConfigError, TelephonyTTSError
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 _EXAMPLES = """examples:
   python benchmarks/intelligibility.py                              all languages, 40 minutes on one core

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 from harness import report
 
-from telephony_tts.engines import kokoro_generator
 from telephony_tts.engines.api import Pcm, Utterance
-from telephony_tts.engines.kokoro import KokoroEngine
+from telephony_tts.engines.kokoro import generator as kokoro_generator
+from telephony_tts.engines.kokoro.engine import KokoroEngine
 
 _EXAMPLES = """examples:
   python benchmarks/kokoro.py                      both ways, about 5 minutes on a machine without other work

@@ -19,7 +19,7 @@ from typing import Any
 from harness import report
 from harness.process import cores
 
-from telephony_tts.lexicon_files import compiled, parse
+from telephony_tts.ops.lexicon_files import compiled, parse
 from telephony_tts.text.lexicon import Lexicon, find_readings
 from telephony_tts.text.normalizer import normalize_spans
 from telephony_tts.text.rewriting import spoken_spans

@@ -77,7 +77,9 @@ def _judge(run: dict[str, Any]) -> dict[str, Any]:
 
 async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     """Run calls and interruptions against a server in this process; then count what is left of them."""
-    from telephony_tts import app, config, logs
+    from telephony_tts.app import config
+    from telephony_tts.app import server as app
+    from telephony_tts.ops import logs
     from telephony_tts.transport.server import Server
 
     # A slow machine must not refuse calls: the count would then cover fewer of them.

@@ -32,7 +32,7 @@ from harness.process import cores
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.voices.noise_reduction import REDUCTION_DB, reduced
 from telephony_tts.engines.cosyvoice2.voices.voice import Recording
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 
 _EXAMPLES = """examples:
   python benchmarks/noise_reduction.py

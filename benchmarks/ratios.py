@@ -89,7 +89,9 @@ def _checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
 
 def _run(chosen: argparse.Namespace, side: str, root: Path, keep: Path, out: Path) -> dict[str, Any]:
     """The figures of one run of `bench engine`. Raises SystemExit if it fails."""
-    program = ["-m", "telephony_tts.cli"]
+    # Commits before the package had a `__main__` are compared with too.
+    has_main = (root / "telephony_tts" / "__main__.py").exists()
+    program = ["-m", "telephony_tts" if has_main else "telephony_tts.cli"]
     if side == "formula":
         program = [str(ROOT / "benchmarks" / "harness" / "recompute.py")]
     words = [*shlex.split(chosen.prefix), sys.executable, *program, "bench", "engine", "--config", CONFIG]

@@ -21,7 +21,7 @@ from harness.process import cores
 from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
 from telephony_tts.audio.voice_activity import WINDOW_SAMPLES, VoiceModel
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.hibari_model import HibariModel
+from telephony_tts.engines.hibari.model import HibariModel
 from telephony_tts.session.effects import Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import BargeInSettings, SessionSettings

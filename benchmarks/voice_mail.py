@@ -27,8 +27,8 @@ from telephony_tts.audio.dtmf import tones
 from telephony_tts.audio.g711 import Pcm, decode_alaw, encode_alaw, encode_ulaw
 from telephony_tts.audio.voice_activity import WINDOW_SAMPLES, VoiceModel
 from telephony_tts.engines.api import Engine, Utterance
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import CallerSettings, SessionSettings
 from telephony_tts.wire import messages as m

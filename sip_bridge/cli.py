@@ -12,8 +12,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE
 from sip_bridge.config import TOKEN_VARIABLE, BridgeConfig, load
-from telephony_tts.cli_settings import overrides
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.cli.settings import overrides
+from telephony_tts.runtime.errors import TelephonyTTSError
 
 _PROGRAM = "telephony-sip-bridge"
 

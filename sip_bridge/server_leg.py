@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, Web
 
 from sip_bridge import metrics
 from sip_bridge.config import TtsServerConfig
-from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.transport.connection import Dial, DialledConnection
 
 RATES_HZ = (8_000, 16_000, 24_000, 48_000)

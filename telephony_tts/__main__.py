@@ -2,7 +2,7 @@
 
 import sys
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

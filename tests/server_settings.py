@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from telephony_tts.keys.key import KeyRing
-from telephony_tts.schema import names
+from telephony_tts.ops.keys.key import KeyRing
+from telephony_tts.ops.schema import names
 from telephony_tts.transport.settings import TransportSettings
 
 SECTIONS = ("server", "limits", "bot", "twilio", "plivo", "vonage", "genesys", "asterisk", "vendors")

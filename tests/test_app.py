@@ -13,13 +13,15 @@ import pytest
 from clean_run import until
 from log_lines import lines
 
-from telephony_tts import app, config, event_loop
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import EngineError, SoundError
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.ops.lexicon_files import LexiconFiles
+from telephony_tts.ops.watched_file import WatchedFile
 from telephony_tts.recording.live import Recordings
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.errors import EngineError, SoundError
 from telephony_tts.transport import sound_store
-from telephony_tts.watched_file import WatchedFile
 
 pytestmark = pytest.mark.slow
 

@@ -261,7 +261,7 @@ def test_make_bench_runs_every_measuring_benchmark_with_existing_flags() -> None
     words = command.split()
     flags = dict(zip(words[::2], words[1::2], strict=True))
     help_text = subprocess.run(
-        [sys.executable, "-m", "telephony_tts.cli", "bench", "engine", "--help"],
+        [sys.executable, "-m", "telephony_tts", "bench", "engine", "--help"],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     assert [flag for flag in flags if flag not in help_text] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.certificate import expires_s
+from telephony_tts.ops.certificate import expires_s
 
 
 def made(folder: Path, days: int, *more: str) -> Path:

@@ -11,7 +11,7 @@ from hub_rig import FakeHub, serving
 from test_cli_models import contents, point_at
 
 from telephony_tts.audio.wav import read_wav
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED_300M, OFFICIAL_REPOS_300M
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import cli_bench
 from telephony_tts.bench import runs
 from telephony_tts.bench.load import Load
 from telephony_tts.bench.runs import run, table
-from telephony_tts.cli import main
+from telephony_tts.cli import bench as cli_bench
+from telephony_tts.cli.main import main
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import ConfigError, EngineError
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -384,7 +384,7 @@ def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def cli_args(words: list[str]) -> Any:
-    from telephony_tts.cli import _parser
+    from telephony_tts.cli.main import _parser
 
     return _parser().parse_args(words)
 

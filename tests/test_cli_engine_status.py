@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ TONES = ("--set", "engines.default=fake")
 @contextmanager
 def engine_server() -> Iterator[str]:
     """A process with `engine serve`, and its address."""
-    command = [sys.executable, "-m", "telephony_tts.cli", "engine", "serve", "--listen", "127.0.0.1:0", *TONES]
+    command = [sys.executable, "-m", "telephony_tts", "engine", "serve", "--listen", "127.0.0.1:0", *TONES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         try:
             assert served.stdout is not None

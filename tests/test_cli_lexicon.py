@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telephony_tts.cli import main
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, recognise
+from telephony_tts.cli.main import main
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, recognise
 
 
 @pytest.fixture

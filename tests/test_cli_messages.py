@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from telephony_tts import app, cli_bench
+from telephony_tts.app import server as app
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.cli import main
+from telephony_tts.cli import bench as cli_bench
+from telephony_tts.cli.main import main
 from telephony_tts.engines.api import EngineStats, Voice
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hub_rig import COMMIT, FakeHub, serving
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -185,7 +185,7 @@ def test_ctrl_c_leaves_a_directory_that_the_next_pull_continues(
 ) -> None:
     """The pull runs in a separate process, which gets the hub's address from the environment."""
     hub = FakeHub(OFFICIAL_REPOS[source], dict(files), stall={"llm.pt": 2_000_000})
-    command = [sys.executable, "-m", "telephony_tts.cli", "models", "pull", str(tmp_path), "--source", source]
+    command = [sys.executable, "-m", "telephony_tts", "models", "pull", str(tmp_path), "--source", source]
     with serving(hub):
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "MODELSCOPE_ENDPOINT": hub.url}
         pull = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

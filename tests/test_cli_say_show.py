@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 pytestmark = pytest.mark.slow
 

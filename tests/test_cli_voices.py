@@ -16,9 +16,10 @@ import soundfile
 import soxr
 import torch
 
-from telephony_tts import app, config
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.audio.wav import read_wav
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.hosting.known_voices import KnownVoices
@@ -137,7 +138,7 @@ def test_a_voice_file_has_its_origin_and_is_the_same_from_every_process(
     model: Path, recording: Path, tmp_path: Path
 ) -> None:
     for folder in "ab":
-        command = [sys.executable, "-m", "telephony_tts.cli", "voices", "add", "anna", "--wav", str(recording)]
+        command = [sys.executable, "-m", "telephony_tts", "voices", "add", "anna", "--wav", str(recording)]
         command += ["--text", SAID, "--model", str(model), "--voices", str(tmp_path / folder)]
         subprocess.run(command, check=True, timeout=60, capture_output=True)
     first, second = ((tmp_path / folder / "anna.safetensors").read_bytes() for folder in "ab")

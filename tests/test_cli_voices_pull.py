@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-YUNXI = importlib.resources.files("telephony_tts.engines").joinpath("kokoro_voices", "zm_yunxi.bin").read_bytes()
+YUNXI = importlib.resources.files("telephony_tts.engines.kokoro").joinpath("voices", "zm_yunxi.bin").read_bytes()
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from telephony_tts.app import transport_settings
-from telephony_tts.config import Config, doubtful_settings, load
-from telephony_tts.errors import ConfigError
+from telephony_tts.app.config import Config, doubtful_settings, load
+from telephony_tts.app.server import transport_settings
+from telephony_tts.runtime.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from prometheus_client.metrics import MetricWrapperBase
 
-from telephony_tts import metrics
 from telephony_tts.bench import machine, runs
 from telephony_tts.bench.load import Load
 from telephony_tts.bench.runs import run
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.ops import metrics
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from telephony_tts.daemon_pool import DaemonPool, in_own_thread
-from telephony_tts.errors import Busy
+from telephony_tts.runtime.daemon_pool import DaemonPool, in_own_thread
+from telephony_tts.runtime.errors import Busy
 
 
 class Machine:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts import app, doctor
+from telephony_tts.app import doctor
+from telephony_tts.app import server as app
 from telephony_tts.audio.voice_activity import VoiceModel
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 pytestmark = pytest.mark.slow
 

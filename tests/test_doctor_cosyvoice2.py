@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from telephony_tts import app, config, doctor
-from telephony_tts.cli import main
+from telephony_tts.app import config, doctor
+from telephony_tts.app import server as app
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
 from telephony_tts.engines.cosyvoice2.hosting import choosing

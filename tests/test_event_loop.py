@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -133,7 +133,7 @@ def test_work_that_gives_way_leaves_the_switch_interval_as_it_was() -> None:
 
 THREADS = """
 import ctypes, os, sys, threading
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 
 if "shared" in sys.argv:
     event_loop.share_one_arena()

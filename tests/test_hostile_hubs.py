@@ -13,11 +13,11 @@ import hub_rig
 import pytest
 from hub_rig import FakeHub, serving
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, DownloadProgress, pull
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 pytestmark = pytest.mark.slow
 

@@ -151,9 +151,10 @@ def test_a_joint_is_compared_with_the_whole_clause() -> None:
 @pytest.mark.slow
 def test_the_sentences_are_read_as_a_person_reads_them() -> None:
     """The characters with more than one reading that the sentences annotate, by the front end of the Mandarin voice."""
-    from telephony_tts import app, config, offline
+    from telephony_tts.app import config, offline
+    from telephony_tts.app import server as app
     from telephony_tts.engines.catalog import Catalog
-    from telephony_tts.engines.kokoro import KokoroEngine
+    from telephony_tts.engines.kokoro.engine import KokoroEngine
 
     engine = KokoroEngine()
     catalog, speech = Catalog([engine], {}), app.session_settings(config.load(None, {}))

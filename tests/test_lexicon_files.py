@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts import lexicon_files, metrics
-from telephony_tts.errors import ConfigError
-from telephony_tts.lexicon_files import (
+from telephony_tts.ops import lexicon_files, metrics
+from telephony_tts.ops.lexicon_files import (
     MAX_FILE_BYTES,
     MAX_PROBLEMS,
     LexiconFile,
@@ -23,6 +22,7 @@ from telephony_tts.lexicon_files import (
     parse,
     polyphones,
 )
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.text.lexicon import MAX_PATTERNS, Lexicon, find_readings
 from telephony_tts.text.rewriting import spoken_spans
 
@@ -318,6 +318,6 @@ def test_patterns_that_would_take_minutes_to_build_are_refused_at_once() -> None
 
 
 def test_patterns_that_cannot_be_built_together_are_an_error_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telephony_tts.lexicon_files._PATTERN_MEMORY_BYTES", 10_000)
+    monkeypatch.setattr("telephony_tts.ops.lexicon_files._PATTERN_MEMORY_BYTES", 10_000)
     with pytest.raises(ConfigError, match=r"a\.yaml: its patterns cannot be used together"):
         compiled(parse("/a(b{1,900})/: x\n/c(d{1,900})/: y\n", "a.yaml"), "a.yaml")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts import logs
-from telephony_tts.config import LogSettings
+from telephony_tts.app.config import LogSettings
+from telephony_tts.ops import logs
 
 
 def written(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from telephony_tts import metrics
-from telephony_tts.metrics import BoundedLabel, LoopHistogram, value
+from telephony_tts.ops import metrics
+from telephony_tts.ops.metrics import BoundedLabel, LoopHistogram, value
 
 
 def exposed(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 
 N_REQUESTS = 200
 
@@ -140,7 +140,7 @@ def test_a_lookup_that_fails_in_any_way_is_an_error_for_all_who_wait(dns: Dns) -
 
 LEAVES = """
 import asyncio, socket, time
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 
 socket.getaddrinfo = lambda *question: time.sleep(30)
 

@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from telephony_tts import offline
+from telephony_tts.app import offline
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine, recognise
-from telephony_tts.errors import EngineError, UnknownVoice
+from telephony_tts.engines.fake.engine import FakeEngine, recognise
+from telephony_tts.runtime.errors import EngineError, UnknownVoice
 from telephony_tts.session.settings import SessionSettings
 
 

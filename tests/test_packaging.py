@@ -20,7 +20,7 @@ NAME_OF_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def help_of(*arguments: str) -> str:
-    run = [sys.executable, "-c", "from telephony_tts.cli import main; main()", *arguments, "--help"]
+    run = [sys.executable, "-c", "from telephony_tts.cli.main import main; main()", *arguments, "--help"]
     return subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import app
-from telephony_tts.cli import main
-from telephony_tts.config import Config, load
-from telephony_tts.errors import ConfigError
+from telephony_tts.app import server as app
+from telephony_tts.app.config import Config, load
+from telephony_tts.cli.main import main
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.transport.settings import ServerSettings
 
 pytestmark = pytest.mark.slow

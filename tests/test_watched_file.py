@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts import metrics, watched_file
-from telephony_tts.errors import ConfigError
-from telephony_tts.watched_file import WatchedFile
+from telephony_tts.ops import metrics, watched_file
+from telephony_tts.ops.watched_file import WatchedFile
+from telephony_tts.runtime.errors import ConfigError
 
 
 def number_in(path: Path) -> int:

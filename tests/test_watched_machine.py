@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts import app, config
-from telephony_tts.certificate import expires_s
-from telephony_tts.errors import ConfigError
-from telephony_tts.metrics import value
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.ops.certificate import expires_s
+from telephony_tts.ops.metrics import value
+from telephony_tts.runtime.errors import ConfigError
 
 
 def settings(**given: object) -> config.Config:

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from telephony_tts.engines.api import Pcm
-from telephony_tts.engines.fake import tone_hz
+from telephony_tts.engines.fake.engine import tone_hz
 
 _WINDOW_MS = 10
 _MIN_WINDOWS = 2

@@ -132,7 +132,7 @@ def prepare() -> None:
 @lru_cache
 def _speech() -> npt.NDArray[np.float32]:
     """A sentence at 24 kHz, loud, from its first sound on."""
-    from telephony_tts.engines.hibari_model import HibariModel
+    from telephony_tts.engines.hibari.model import HibariModel
 
     spoken = HibariModel().speak("Hold on please, I would like to ask you something else before that.")
     assert spoken.sample_rate_hz == 24_000

@@ -331,7 +331,7 @@ def _ends_other_calls() -> None:
 
 def _flux_place() -> None:
     """Half a second more counts as heard."""
-    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+    from telephony_tts.doors.deepgram.flux import DeepgramFlux
 
     healthy = DeepgramFlux._interrupted
 
@@ -344,7 +344,7 @@ def _flux_place() -> None:
 
 def _flux_second_end() -> None:
     """Every speech ends twice."""
-    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+    from telephony_tts.doors.deepgram.flux import DeepgramFlux
 
     healthy = DeepgramFlux._over
 
@@ -359,7 +359,7 @@ def _flux_second_end() -> None:
 
 def _flux_late_audio() -> None:
     """Audio of an interrupted speech comes behind the answer."""
-    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+    from telephony_tts.doors.deepgram.flux import DeepgramFlux
     from telephony_tts.wire.vendor import Reply
 
     audio, interrupt = DeepgramFlux.audio, DeepgramFlux._interrupt
@@ -380,14 +380,14 @@ def _flux_late_audio() -> None:
 
 def _flux_no_answer() -> None:
     """A change of the settings is not answered."""
-    from telephony_tts.wire.deepgram_flux import DeepgramFlux
+    from telephony_tts.doors.deepgram.flux import DeepgramFlux
 
     DeepgramFlux._configure = lambda *_: ()  # type: ignore[method-assign]
 
 
 def _unusable_ends_well() -> None:
     """A message that cannot be used closes the connection as if all were well."""
-    from telephony_tts.wire import deepgram
+    from telephony_tts.doors.deepgram import codec as deepgram
     from telephony_tts.wire.vendor import CloseSocket
 
     deepgram.failure = lambda invalid: CloseSocket(1000, "closed")
@@ -395,7 +395,7 @@ def _unusable_ends_well() -> None:
 
 def _audio_of_no_task() -> None:
     """Some audio is sent without the message that says of which task it is."""
-    from telephony_tts.wire.dashscope import DashScopeTasks
+    from telephony_tts.doors.dashscope.codec import DashScopeTasks
 
     healthy = DashScopeTasks.audio
     numbers = itertools.count()
@@ -409,7 +409,7 @@ def _audio_of_no_task() -> None:
 
 def _sentences_untold() -> None:
     """The client does not get to know what was spoken."""
-    from telephony_tts.wire.dashscope import DashScopeTasks
+    from telephony_tts.doors.dashscope.codec import DashScopeTasks
 
     healthy = DashScopeTasks.event
 
@@ -421,7 +421,7 @@ def _sentences_untold() -> None:
 
 def _characters_twice() -> None:
     """Each piece of an alignment has its characters twice."""
-    from telephony_tts.wire import elevenlabs
+    from telephony_tts.doors.elevenlabs import codec as elevenlabs
 
     healthy = elevenlabs._alignment
     elevenlabs._alignment = lambda text, spans_ms: healthy(text * 2, [*spans_ms, *spans_ms])
@@ -429,7 +429,7 @@ def _characters_twice() -> None:
 
 def _text_closes_wrongly() -> None:
     """Behind the last text the connection is closed with another code."""
-    from telephony_tts.wire.elevenlabs import ElevenLabsStream
+    from telephony_tts.doors.elevenlabs.codec import ElevenLabsStream
     from telephony_tts.wire.vendor import CloseSocket
 
     healthy = ElevenLabsStream._finals
@@ -514,7 +514,7 @@ def _engine_names_block() -> None:
 def _error_kept_back() -> None:
     """A turn whose engine cannot be found ends some seconds too late."""
     from telephony_tts.engines.others.other_engine import OtherEngine
-    from telephony_tts.errors import EngineError
+    from telephony_tts.runtime.errors import EngineError
 
     healthy = OtherEngine._read_again_if_lost
 
@@ -641,7 +641,7 @@ def _no_sound_error() -> None:
 
 def _long_message() -> None:
     """Vonage gets two frames in one message."""
-    from telephony_tts.wire.vonage import VonageCodec
+    from telephony_tts.doors.vonage.codec import VonageCodec
 
     healthy = VonageCodec.encode
 
@@ -653,7 +653,7 @@ def _long_message() -> None:
 
 def _wrong_numbers() -> None:
     """Genesys gets two messages with one number."""
-    from telephony_tts.wire.genesys import GenesysCodec
+    from telephony_tts.doors.genesys.codec import GenesysCodec
 
     healthy = GenesysCodec.message
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from telephony_tts.audio.dtmf import LOW_HZ
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
-from telephony_tts.engines.fake import MS_PER_CHAR, tone_hz
+from telephony_tts.engines.fake.engine import MS_PER_CHAR, tone_hz
 
 LETTERS = "adgjmpsvy"
 """Their tones are 108 Hz apart."""

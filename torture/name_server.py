@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 
 ADDRESS = "127.0.0.153"
 """Where the DNS server is. It has the port 53, which clients cannot choose."""

@@ -19,15 +19,19 @@ from virtual_loop import clock
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from telephony_tts import logs
+from telephony_tts.doors.asterisk import leg as asterisk_leg
+from telephony_tts.doors.asterisk.leg import AsteriskLeg
+from telephony_tts.doors.exotel import leg as carrier_legs
+from telephony_tts.doors.exotel.leg import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
+from telephony_tts.doors.freeswitch import leg as freeswitch_leg
+from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
+from telephony_tts.doors.genesys.leg import GenesysLeg
+from telephony_tts.doors.jambonz import leg as jambonz_leg
+from telephony_tts.doors.jambonz.leg import JambonzLeg
+from telephony_tts.ops import logs
 from telephony_tts.session.session import Session
-from telephony_tts.transport import asterisk_leg, carrier_legs, freeswitch_leg, jambonz_leg, media_leg
-from telephony_tts.transport.asterisk_leg import AsteriskLeg
+from telephony_tts.transport import media_leg
 from telephony_tts.transport.call import Call
-from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
-from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
-from telephony_tts.transport.genesys_leg import GenesysLeg
-from telephony_tts.transport.jambonz_leg import JambonzLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg
 from telephony_tts.wire import messages as m
 from torture.dialects import DIALECTS, Lateness

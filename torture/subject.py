@@ -159,7 +159,7 @@ class Subject:
         if not has_torch():
             raise SystemExit(f"--shape {COSYVOICE2}: {NO_TORCH}")
         model = self.folder / "model"
-        writing = self._run("model", "-m", "telephony_tts.cli", "models", "random", str(model))
+        writing = self._run("model", "-m", "telephony_tts", "models", "random", str(model))
         self._line(writing, r"(a random tiny checkpoint)")
         _forget(writing)
         own = {"model": model, "dtype": "float32", "workers": 1, "threads": 1, "slots": 8, "flow_steps": 2}
@@ -184,7 +184,7 @@ class Subject:
             self.engine_port = self.engine_port or free_port()
             place = f"127.0.0.1:{self.engine_port}"
         self.engine = self._run(
-            "engine", "-m", "telephony_tts.cli", "engine", "serve", "--set", "engines.default=fake",
+            "engine", "-m", "telephony_tts", "engine", "serve", "--set", "engines.default=fake",
             "--set", f"engines.remote.token={_TOKEN}", "--listen", place,
         )  # fmt: skip
         self._line(self.engine, r"engine fake (with)")

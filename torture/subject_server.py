@@ -15,8 +15,9 @@ from functools import lru_cache
 
 import yaml
 
-from telephony_tts import app, config
-from telephony_tts.engines import fake
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.engines.fake import engine as fake
 from torture import defects
 
 _STEPS_S = itertools.cycle([3600, -7200, 3600])

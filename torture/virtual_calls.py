@@ -25,8 +25,8 @@ from virtual_loop import clock, run
 from telephony_tts.audio.g711 import encode_ulaw
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import SoundError
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module

@@ -66,7 +66,7 @@ class EngineServers:
     def spawn(self, i: int) -> None:
         """Start server `i`; it may not be ready."""
         flags = [part for setting in self._settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "telephony_tts.cli", "engine", "serve", "--listen", self.addresses[i], *flags]
+        command = [sys.executable, "-m", "telephony_tts", "engine", "serve", "--listen", self.addresses[i], *flags]
         self._children[i] = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

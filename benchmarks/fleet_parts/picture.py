@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts.bench.measures import NS_PER_S, percentile
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 BINS = 60
 

@@ -23,7 +23,7 @@ from harness.process import place_this
 APP = "fleet-local"
 START_S = 180.0
 END_S = 30.0
-_TELEPHONY_TTS = (sys.executable, "-m", "telephony_tts.cli")
+_TELEPHONY_TTS = (sys.executable, "-m", "telephony_tts")
 
 
 class RayReplicas:

@@ -25,7 +25,7 @@ from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
 from telephony_tts.engines.failover import MAX_LOAD, Failover
 from telephony_tts.engines.ray.autoscaling import wanted_replicas
 from telephony_tts.engines.remote.routing import ReplicaState, choose, total_load
-from telephony_tts.errors import Busy
+from telephony_tts.runtime.errors import Busy
 from telephony_tts.session.admission import Admission
 
 MAX_LATE_MS = 40.0

@@ -14,12 +14,14 @@ from typing import Any
 
 from gpu.check import Check
 from gpu.side import PROMPT_S
-from telephony_tts import app, config, event_loop
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.bench import machine, runs, subject
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.report import write_result
 from telephony_tts.engines.api import Engine, Utterance
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.errors import EngineError
 
 LOAD_LIMIT_S = 60.0
 """A load that takes longer has failed: the engine hangs."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu.result_file import Line, ResultFile
 from telephony_tts.bench import plot
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 Rows = Mapping[str, Line]
 DTYPES = ("float16", "bfloat16")

@@ -9,10 +9,10 @@ import argparse
 import asyncio
 from functools import lru_cache
 
-from telephony_tts import event_loop
-from telephony_tts.engines import fake
+from telephony_tts.engines.fake import engine as fake
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.server import EngineServer
+from telephony_tts.runtime import event_loop
 
 
 async def serve(listen: str) -> None:

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from telephony_tts.engines import fake
+from telephony_tts.engines.fake import engine as fake
 from telephony_tts.session.playout import Playout
 
 
@@ -42,7 +42,7 @@ def long_chunks() -> None:
 
 def uncounted_bytes() -> None:
     """Leave out the byte counters on the frame path."""
-    from telephony_tts import metrics
+    from telephony_tts.ops import metrics
 
     class NoCounter:
         def inc(self, _amount: float = 1) -> None: ...

@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import yaml
 
-from telephony_tts import app, config
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import EngineError
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import EngineError
 
 FAULTS = ("none", "dead", "fails", "fails in the middle", "hangs in the middle", "fails in the middle, estimated")
 _CHUNKS_BEFORE = 7

@@ -16,7 +16,7 @@ from typing import Any
 from harness.calls import TURNS, BotPeer
 from harness.lateness import frame_lateness_ms, watch_timers
 from harness.report import percentiles
-from telephony_tts.engines.fake import MS_PER_CHAR
+from telephony_tts.engines.fake.engine import MS_PER_CHAR
 
 _LETTERS = "marbonel"
 _TURN_END_S = 60.0

@@ -21,9 +21,9 @@ import grpc.aio
 import numpy as np
 
 from harness.turns import SENTENCES
-from telephony_tts import event_loop
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, render
 from telephony_tts.engines.others.protobuf_schema import MESSAGES
+from telephony_tts.runtime import event_loop
 
 PIECE_MS = 200
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: audio/pcm\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -59,7 +59,7 @@ def embedded_voice(port: int, bot_url: str) -> list[str]:
     """The command of the server as `make run` starts it."""
     config = str(_CONFIGS / "server.yaml")
     flags = ["--config", config, "--port", str(port), "--set", f"bot.url={bot_url}"]
-    return [sys.executable, "-m", "telephony_tts.cli", "serve", *flags]
+    return [sys.executable, "-m", "telephony_tts", "serve", *flags]
 
 
 def tones(port: int, bot_url: str) -> list[str]:

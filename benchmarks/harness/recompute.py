@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from telephony_tts import cli
+from telephony_tts.cli import main as cli
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track

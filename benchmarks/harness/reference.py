@@ -18,7 +18,7 @@ import uvloop
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, render
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import yaml
 
-from telephony_tts import app, config
-from telephony_tts.engines import fake
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.engines.fake import engine as fake
 
 
 def main() -> None:

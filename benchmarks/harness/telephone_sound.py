@@ -21,8 +21,8 @@ from telephony_tts.audio.g711 import Pcm, decode_ulaw, encode_ulaw
 from telephony_tts.audio.resampler import Resampler, to_pcm
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
-from telephony_tts.engines.kokoro import KokoroEngine
+from telephony_tts.engines.hibari.model import SAMPLE_RATE_HZ, HibariModel
+from telephony_tts.engines.kokoro.engine import KokoroEngine
 
 RATE_HZ = 8000
 DBOV_OF_0_DBM0 = -6.18

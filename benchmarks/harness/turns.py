@@ -17,7 +17,7 @@ from harness.lateness import lateness_between, server_lateness
 from harness.process import cpu_times_s
 from harness.report import percentiles
 from telephony_tts.audio.g711 import decode_ulaw
-from telephony_tts.engines.fake import tone_hz
+from telephony_tts.engines.fake.engine import tone_hz
 
 _KEPT_FRAMES = 30
 

@@ -25,8 +25,8 @@ import ray
 from ray import serve
 
 from telephony_tts.bench.measures import percentile
-from telephony_tts.engines import fake
 from telephony_tts.engines.api import Utterance
+from telephony_tts.engines.fake import engine as fake
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
 from telephony_tts.engines.remote.pieces import PieceGatherer

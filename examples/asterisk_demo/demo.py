@@ -152,7 +152,7 @@ def run(sip_port: int, lang: str) -> None:
         # The machine may be busy with other work. Do not refuse the one call of this demo for that.
         settings = ["--set", f"bot.url={bot_url}", "--set", "limits.max_frame_lateness_ms=10000", "--port", str(port)]
         settings += language_flags(lang)
-        server_log = running.enter_context(program("telephony-tts", port, "telephony_tts.cli", "serve", *settings))
+        server_log = running.enter_context(program("telephony-tts", port, "telephony_tts", "serve", *settings))
         print("==> the bridge for AudioSocket", flush=True)
         url = f"ws://127.0.0.1:{port}/media/native"
         given = {"server.url": url, "audiosocket.port": audiosocket, "http.port": http}

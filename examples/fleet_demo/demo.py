@@ -25,7 +25,7 @@ from websockets.exceptions import WebSocketException
 
 APP = "fleet-demo"
 BIN = Path(sys.executable).parent
-TELEPHONY_TTS = (sys.executable, "-m", "telephony_tts.cli")
+TELEPHONY_TTS = (sys.executable, "-m", "telephony_tts")
 START_S, REPLACED_S, END_S = 120.0, 60.0, 30.0
 _EXAMPLES = """examples:
   make fleet-demo

@@ -189,7 +189,7 @@ def wait_until_scraped(prometheus: str, n_calls: int) -> None:
 
 
 def telephony_tts() -> tuple[str, ...]:
-    return sys.executable, "-m", "telephony_tts.cli"
+    return sys.executable, "-m", "telephony_tts"
 
 
 @contextmanager

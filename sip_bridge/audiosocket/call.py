@@ -30,10 +30,10 @@ from sip_bridge.speech.frame_timer import FrameTimer
 from sip_bridge.speech.pacer import FRAME_MS, Pacer
 from sip_bridge.speech.server_side import Join, ServerSide
 from sip_bridge.speech.speech_queue import SAMPLE_BYTES, SpeechQueue, resampled
-from telephony_tts import logs
 from telephony_tts.audio.resampler import Resampler
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from telephony_tts.logs import EventLogger
+from telephony_tts.ops import logs
+from telephony_tts.ops.logs import EventLogger
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)
 

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 
 _BEGIN_NS = 3_000 * NS_PER_MS
 """A file that has not begun by then counts as failed: FreeSWITCH takes some 30 ms."""

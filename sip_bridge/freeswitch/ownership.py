@@ -12,8 +12,8 @@ import secrets
 
 from sip_bridge.freeswitch.esl import EslConnection
 from sip_bridge.freeswitch.esl_messages import EslEvent
-from telephony_tts import logs
-from telephony_tts.clock import monotonic_ns
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)
 BRIDGE_EVENT = "telephony_tts::bridge"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 
 ULAW = 0
 """The payload type (RFC 3551)."""

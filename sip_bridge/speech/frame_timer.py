@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from sip_bridge.speech.pacer import Pacer
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 
 class FrameTimer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 
 FRAME_MS = 20
 FRAME_NS = FRAME_MS * NS_PER_MS

@@ -18,7 +18,7 @@ import numpy as np
 from telephony_tts.audio.encoder import CODECS, PCM_RATES_HZ
 from telephony_tts.audio.g711 import Pcm, require_pcm
 from telephony_tts.audio.wav import wav_header
-from telephony_tts.errors import AudioError, FormatUnavailable, how_to_get
+from telephony_tts.runtime.errors import AudioError, FormatUnavailable, how_to_get
 
 
 class StreamEncoder(Protocol):

@@ -27,7 +27,7 @@ from telephony_tts.audio.g711 import (
     require_pcm,
 )
 from telephony_tts.audio.resampler import Resampler, Samples, n_resampled, to_pcm
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 KNEE = 23_197
 """The limiter leaves samples up to here (-3 dBFS) as they are."""

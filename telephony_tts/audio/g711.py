@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 with warnings.catch_warnings():
     # The warning is about Python 3.13, for which the dependency list has a replacement.

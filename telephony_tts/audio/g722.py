@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from telephony_tts.audio.g711 import Pcm, require_pcm
-from telephony_tts.errors import FormatUnavailable, how_to_get
+from telephony_tts.runtime.errors import FormatUnavailable, how_to_get
 
 RATE_HZ = 16_000
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import soxr
 
 from telephony_tts.audio.g711 import Pcm
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 Samples = npt.NDArray[np.float32]
 """Mono samples on the int16 scale (full scale is 32768.0), shape [n_samples]."""

@@ -18,7 +18,7 @@ from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, Samples
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.audio.wav import with_true_lengths
-from telephony_tts.errors import AudioError, FormatUnavailable, how_to_get
+from telephony_tts.runtime.errors import AudioError, FormatUnavailable, how_to_get
 
 _PCM, _FLOAT, _ALAW, _ULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _MAX_CHANNELS = 32

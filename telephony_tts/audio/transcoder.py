@@ -17,7 +17,7 @@ import numpy as np
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm
 from telephony_tts.audio.resampler import Resampler, Samples, to_pcm
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 _MAX_RATIO = 6
 """48 to 8 kHz. The cost of the short filter grows with the square of this."""

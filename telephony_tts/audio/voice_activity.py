@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.audio.g711 import Pcm
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 RATE_HZ = 8000
 WINDOW_SAMPLES = 256

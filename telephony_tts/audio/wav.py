@@ -16,7 +16,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from telephony_tts.audio.g711 import Pcm, decode_alaw, decode_ulaw
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 _FORMAT_TAGS = {"pcm": 1, "alaw": 6, "ulaw": 7}
 _CODECS = {tag: codec for codec, tag in _FORMAT_TAGS.items()}

@@ -17,9 +17,9 @@ from typing import Any
 
 from telephony_tts.bench.audible import audible_sample
 from telephony_tts.bench.measures import NS_PER_S, Listener, TurnRecord
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine, Utterance
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import TelephonyTTSError
 
 AHEAD_NS = NS_PER_S
 """A paced caller takes the next chunk when at most this much audio is left to hear."""

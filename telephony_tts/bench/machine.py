@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.errors import EngineUnavailable, shell_command
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import EngineUnavailable, shell_command
 
 LIBRARIES = ("torch", "numpy")
 POWERCAP = Path("/sys/class/powercap")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.errors import ConfigError, how_to_get
+from telephony_tts.runtime.errors import ConfigError, how_to_get
 
 PUBLISHED_MS: Mapping[int, tuple[float, float | None]] = {1: (190, 209), 2: (320, 330), 4: (510, 980), 8: (1000, None)}
 """First audio of published CosyVoice2 servers on one GPU: streams to (from, to); None if only "over" is published."""

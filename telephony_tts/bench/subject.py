@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Family
 from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M, TOKENS_PER_S, ModelFamily
 from telephony_tts.engines.cosyvoice2.model.file_names import RANDOM_MARK
 from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 SECONDS_PER_WORD, SECONDS_PER_HAN = 0.36, 0.23
 """Of an English word and of a Chinese character in a bot's speech: about 165 words a minute."""

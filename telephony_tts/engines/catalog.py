@@ -28,7 +28,7 @@ from telephony_tts.engines.engine_view import EngineView
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.inserts import InsertPlayer
 from telephony_tts.engines.words import LATIN, language_of, scripts
-from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText, shell_command
+from telephony_tts.runtime.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText, shell_command
 
 MAX_NAMED = 12
 """The error about an unknown voice lists up to this many voices."""

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from telephony_tts import metrics
-from telephony_tts.clock import NS_PER_MS, NS_PER_S
 from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.words import language_of
-from telephony_tts.errors import ConfigError, EngineError
+from telephony_tts.ops import metrics
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S
+from telephony_tts.runtime.errors import ConfigError, EngineError
 
 Reason = Literal["failed", "timeout", "overloaded", "not_ready", "open"]
 """Why an engine is replaced. `failed` and `timeout` are failures; the others say that it is not to be asked now."""

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
-from telephony_tts.errors import EngineUnavailable, how_to_get
+from telephony_tts.runtime.errors import EngineUnavailable, how_to_get
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from telephony_tts import metrics
-from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.engines.api import Chunk, Timing
-from telephony_tts.errors import ConfigError, how_to_get
+from telephony_tts.ops import metrics
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.daemon_pool import DaemonPool
+from telephony_tts.runtime.errors import ConfigError, how_to_get
 
 if TYPE_CHECKING:
     from diskcache import Cache

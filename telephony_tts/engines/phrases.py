@@ -15,7 +15,7 @@ from telephony_tts.engines.api import Chunk, Engine, EngineStats, FindsVoices, H
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 _NOT_HEARD = frozenset(
     {"id", "voice", "lang_source", "call", "turn", "deadline_ns", "follows", "more", "insert"}

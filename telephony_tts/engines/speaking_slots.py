@@ -8,7 +8,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 
 
 class SpeakingSlots:

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from telephony_tts.engines.api import EngineStats
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 

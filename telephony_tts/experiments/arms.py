@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from telephony_tts.experiments.sums import StopRules
-from telephony_tts.keys.key import Key
+from telephony_tts.ops.keys.key import Key
 
 CONTROL = "control"
 """The arm of the calls that no other arm takes. It has the settings of the server."""

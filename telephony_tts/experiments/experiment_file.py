@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from telephony_tts.errors import ConfigError
 from telephony_tts.experiments.arms import CONTROL, SPEECH, Arm, Experiment
 from telephony_tts.experiments.sums import FEWEST_CALLS, StopRules
-from telephony_tts.schema import Between, read_section, show
+from telephony_tts.ops.schema import Between, read_section, show
+from telephony_tts.ops.settings_tree import raise_problems, read_tree
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.session.settings import BargeInSettings, SpeechSettings
-from telephony_tts.settings_tree import raise_problems, read_tree
 
 MAX_ARMS = 8
 """Of all experiments together, the arm `control` of each included: each arm is some 50 series of the metrics."""

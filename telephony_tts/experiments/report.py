@@ -12,9 +12,9 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
 
-from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.experiments.arms import CONTROL
 from telephony_tts.experiments.sums import FEWEST_CALLS, PER_TURN, Mean, mean
+from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 SINCE = re.compile(r"[1-9][0-9]*[smhdw]")
 """A range as Prometheus writes it."""

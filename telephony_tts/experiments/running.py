@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from telephony_tts import logs, metrics
 from telephony_tts.experiments.arms import CONTROL, Arm, Experiment, first_for
 from telephony_tts.experiments.sums import SUMS, CallSums
-from telephony_tts.keys.key import Key
+from telephony_tts.ops import logs, metrics
+from telephony_tts.ops.keys.key import Key
 
 _log = logs.get(__name__)
 

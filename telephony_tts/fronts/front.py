@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from telephony_tts import logs, metrics
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.fronts import metrics_folder
 from telephony_tts.fronts.claims import Claims, UsedNonces
 from telephony_tts.fronts.loads import SILENT_NS, Loads, name_of, parts_of
@@ -20,6 +18,8 @@ from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, pac
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import ACTIVITY, METRICS, SocketMover
 from telephony_tts.fronts.spreading import better_front
+from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, MovedSocket
 
 _log = logs.get(__name__)

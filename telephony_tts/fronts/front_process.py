@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from telephony_tts import app, event_loop, logs
-from telephony_tts.errors import ConfigError, TelephonyTTSError
+from telephony_tts.app import server as app
 from telephony_tts.fronts.control_messages import FrontFailed, FrontOrder, FrontReady, packed, read_order
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.ops import logs
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 _log = logs.get(__name__)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 from telephony_tts.transport.fronts import FrontLoad
 
 _FIELDS = 16

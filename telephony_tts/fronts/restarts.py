@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telephony_tts.clock import NS_PER_S
+from telephony_tts.runtime.clock import NS_PER_S
 
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before each new start after failures in a row; the last one repeats."""

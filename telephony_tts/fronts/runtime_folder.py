@@ -15,7 +15,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 _PREFIX = "telephony-tts-"
 _LOCK = "lock"

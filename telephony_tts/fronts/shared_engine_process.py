@@ -9,12 +9,14 @@ import asyncio
 import signal
 import socket
 
-from telephony_tts import app, event_loop, logs
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Engine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.fronts.control_messages import EngineOrder, FrontReady, packed, read_order
 from telephony_tts.fronts.front_process import ending_with_parent, telling_failure
+from telephony_tts.ops import logs
+from telephony_tts.runtime import event_loop
 
 
 def main(fd: int) -> None:

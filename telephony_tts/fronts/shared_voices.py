@@ -10,7 +10,7 @@ import asyncio
 from typing import Protocol
 
 from telephony_tts.engines.api import Voice
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 LOOK_S = 1.0
 """After so long the engine has looked at the folder, and told it."""

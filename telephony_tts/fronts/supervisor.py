@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from telephony_tts import event_loop, logs
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import ConfigError, EngineError, TelephonyTTSError
 from telephony_tts.fronts import metrics_folder
 from telephony_tts.fronts.claims import remove_claims_of
 from telephony_tts.fronts.control_messages import HEADER, EngineOrder, FrontFailed, FrontOrder, FrontReady, packed
 from telephony_tts.fronts.loads import Loads, name_of
 from telephony_tts.fronts.restarts import RestartPauses
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.ops import logs
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import ConfigError, EngineError, TelephonyTTSError
 
 _log = logs.get(__name__)
 _KILL_S = 20.0

@@ -12,17 +12,19 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.http_api import openai_routes, responses, vendor_routes
+from telephony_tts.doors import vendor_routes
+from telephony_tts.doors.cosyvoice.routes import cosyvoice_routes
+from telephony_tts.doors.openai import routes as openai_routes
+from telephony_tts.doors.vapi.routes import custom_voice_routes
+from telephony_tts.http_api import responses
 from telephony_tts.http_api.console_routes import CONSOLE, Console, ConsoleTools
-from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
-from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.docs_page import docs_page
 from telephony_tts.http_api.gate import Gate
 from telephony_tts.http_api.responses import BadRequest, ClientGone, HttpApi
 from telephony_tts.http_api.tts_routes import tts_routes
 from telephony_tts.http_api.voice_routes import voice_routes
 from telephony_tts.http_api.voices import Voices
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.transport.server import Server
 
 _DOCS_PATH, _SCHEMA_PATH = "/docs", "/openapi.json"

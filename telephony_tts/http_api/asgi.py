@@ -19,11 +19,11 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from telephony_tts import logs
 from telephony_tts.audio.containers import import_encoders
 from telephony_tts.http_api.application import application
 from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.http_api.voices import Voices
+from telephony_tts.ops import logs
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server

@@ -16,11 +16,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, how_to_get, shell_command
 from telephony_tts.http_api.console_calls import ConsoleCalls, limited_key, need_supervisor
 from telephony_tts.http_api.console_lexicons import ConsoleLexicons
 from telephony_tts.http_api.responses import HttpApi
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.ops.lexicon_files import LexiconFiles
+from telephony_tts.runtime.errors import EngineUnavailable, TelephonyTTSError, how_to_get, shell_command
 
 CONSOLE = "/console"
 _FOLDER = Path(__file__).resolve().parents[1] / "console"

@@ -16,12 +16,12 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.datastructures import Headers
 
-from telephony_tts import metrics
-from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.http_api.console_lexicons import LEXICONS
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
-from telephony_tts.lexicon_files import MAX_FILE_BYTES
+from telephony_tts.ops import metrics
+from telephony_tts.ops.lexicon_files import MAX_FILE_BYTES
+from telephony_tts.runtime.errors import Busy, TelephonyTTSError
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.vendor_leg import split_call
 from telephony_tts.wire.fields import traceparent

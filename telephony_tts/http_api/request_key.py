@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops.keys.key import NO_KEY, Key
 
 REQUEST_KEY: ContextVar[Key] = ContextVar("request_key", default=NO_KEY)

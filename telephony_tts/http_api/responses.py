@@ -13,15 +13,15 @@ import numpy as np
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.engines.api import Voice
-from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.speech import SpeechStreams
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
-from telephony_tts.keys.key import Key
+from telephony_tts.ops import logs
+from telephony_tts.ops.keys.key import Key
+from telephony_tts.runtime.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.server import Server

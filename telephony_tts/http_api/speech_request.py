@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops.keys.key import NO_KEY, Key
 
 
 @dataclass(frozen=True, slots=True)

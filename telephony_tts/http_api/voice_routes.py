@@ -15,12 +15,12 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from telephony_tts import logs
 from telephony_tts.engines.api import Voice
-from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.http_api.responses import BadRequest, HttpApi
 from telephony_tts.http_api.voices import NewVoice
-from telephony_tts.keys.key import Key
+from telephony_tts.ops import logs
+from telephony_tts.ops.keys.key import Key
+from telephony_tts.runtime.errors import TelephonyTTSError
 
 _log = logs.get(__name__)
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")

@@ -6,8 +6,8 @@ import io
 
 import numpy as np
 
-from telephony_tts.errors import ConfigError, how_to_get
 from telephony_tts.recording.replay import STAGES, Replay
+from telephony_tts.runtime.errors import ConfigError, how_to_get
 
 _N_BINS = 2_000
 _MOST_LABELS = 60

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 SUFFIXES = (".wav", ".jsonl")
 _NAME = re.compile(

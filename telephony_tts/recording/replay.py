@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.audio.wav import with_true_lengths
-from telephony_tts.errors import ConfigError
 from telephony_tts.recording.timeline import BOT, PEER, SERVER, VERSION
+from telephony_tts.runtime.errors import ConfigError
 
 _MOST_LINE_BYTES = 1_000_000
 _MOST_ROWS = 500_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telephony_tts.errors import Busy
+from telephony_tts.runtime.errors import Busy
 
 _HALF_LIFE_NS = 1_000_000_000
 

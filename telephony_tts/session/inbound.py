@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.transcoder import Transcoder
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 from telephony_tts.session.effects import Effect
 from telephony_tts.wire.messages import Configure, ErrorEvent, InboundAudio, MediaAudio
 

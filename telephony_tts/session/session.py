@@ -17,7 +17,7 @@ from dataclasses import replace
 from telephony_tts.audio.encoder import silent_frame
 from telephony_tts.audio.sound import Sound
 from telephony_tts.engines.api import Chunk, Insert, Utterance
-from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError
+from telephony_tts.runtime.errors import EngineError, SoundError, TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.caller.caller import Caller, FindModel

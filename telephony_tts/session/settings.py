@@ -1,7 +1,7 @@
 """The settings of a call, and the sections of the configuration that they come from.
 
-`telephony_tts.config` reads the sections `speech`, `barge_in`, `caller`, `dtmf` and `limits` straight into the classes
-here, so each setting and its allowed values are declared once.
+`telephony_tts.app.config` reads the sections `speech`, `barge_in`, `caller`, `dtmf` and `limits` straight into the
+classes here, so each setting and its allowed values are declared once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-from telephony_tts.schema import Between, OneOf, Spelt
+from telephony_tts.ops.schema import Between, OneOf, Spelt
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.wire.native import DTMF_WAYS, THINKING
 

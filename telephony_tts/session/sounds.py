@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telephony_tts.audio.encoder import frame_samples
 from telephony_tts.audio.sound import Sound
-from telephony_tts.errors import SoundError
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.session.bed import BED_GAIN_DB, Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import Effect, LoadBed

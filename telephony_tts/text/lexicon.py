@@ -2,8 +2,8 @@
 
 An entry matches the characters that the bot wrote. A literal entry matches whole words: the sentence is cut into words
 and single Chinese characters, and each is looked up as the beginning of an entry. So a sentence costs the same with ten
-entries and with ten thousand. Patterns are searched by an engine of linear time, which `telephony_tts.lexicon_files`
-provides. What an entry says is never matched again, so entries cannot form a cycle.
+entries and with ten thousand. Patterns are searched by an engine of linear time, which `ops.lexicon_files` provides.
+What an entry says is never matched again, so entries cannot form a cycle.
 
 Of all matches the one that begins first counts, of these the longest, and of these the one of the last lexicon.
 """

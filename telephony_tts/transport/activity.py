@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 from telephony_tts.session.turn import Turn
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.registry import Registry

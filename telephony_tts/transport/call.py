@@ -15,15 +15,22 @@ from functools import partial
 from typing import Any, Protocol, cast
 from weakref import WeakMethod
 
-from telephony_tts import logs, metrics
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
-from telephony_tts.errors import EngineError, ReplicaLost, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
 from telephony_tts.experiments.arms import SPEECH, numbers_in
 from telephony_tts.experiments.running import Experiments, RunningArm
-from telephony_tts.keys.key import NO_KEY, CharacterUse, Key
+from telephony_tts.ops import logs, metrics
+from telephony_tts.ops.keys.key import NO_KEY, CharacterUse, Key
 from telephony_tts.recording.live import LiveRecording, OnWritten, Recordings
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import (
+    EngineError,
+    ReplicaLost,
+    SoundError,
+    TelephonyTTSError,
+    UnknownVoice,
+    UnsupportedText,
+)
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize, UnderrunEnded

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from telephony_tts.doors.freeswitch.codec import CALL_HEADER
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.vendor_leg import open_dialect, split_call, vendor_of
 from telephony_tts.wire.fields import CALL_NAME
-from telephony_tts.wire.freeswitch import CALL_HEADER
 from telephony_tts.wire.query import call_of_dial, dial_in, parse_stream_query
 from telephony_tts.wire.vendor import Refused, query_of
 

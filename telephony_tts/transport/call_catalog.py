@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.engines.failover import Failover
 from telephony_tts.experiments.running import RunningArm
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops.keys.key import NO_KEY, Key
 
 
 class VoiceOwners(Protocol):

@@ -22,9 +22,9 @@ from websockets.asyncio.server import ServerConnection, broadcast
 from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import CONNECTING, OPEN
 
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, monotonic_ns
-from telephony_tts.keys.key import NO_KEY
+from telephony_tts.ops import logs
+from telephony_tts.ops.keys.key import NO_KEY
+from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
 from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections
 from telephony_tts.wire.fields import traceparent

@@ -17,7 +17,7 @@ from typing import Any
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 from telephony_tts.transport.connection import CallConnection, ClosedTransport, DirectConnection, OnMessage
 from telephony_tts.transport.fronts import MAX_MOVED_BYTES, MAX_MOVES, MovedSocket
 from telephony_tts.transport.incoming import FLUSH_S, addresses

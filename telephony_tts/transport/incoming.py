@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from telephony_tts import logs, metrics
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.experiments.running import RunningArm
 from telephony_tts.experiments.sums import CallSums
+from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime.clock import NS_PER_MS
 from telephony_tts.session.effects import UnderrunEnded
 from telephony_tts.session.report import stages
 from telephony_tts.session.session import Session, TurnEnd

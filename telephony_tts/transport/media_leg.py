@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from telephony_tts import metrics
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.doors.twilio.codec import TwilioCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
@@ -20,8 +22,6 @@ from telephony_tts.transport.stream_leg import new_call
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.native_media import NativeMediaCodec
-from telephony_tts.wire.twilio import TwilioCodec
-from telephony_tts.wire.vonage import VonageCodec
 
 _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
 """Close codes that the WebSocket library sends by itself, for messages that it refuses."""

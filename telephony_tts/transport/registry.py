@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from telephony_tts import metrics
-from telephony_tts.errors import Busy, TelephonyTTSError
-from telephony_tts.keys.key import Key
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import Key
 from telephony_tts.recording.live import Recordings
+from telephony_tts.runtime.errors import Busy, TelephonyTTSError
 from telephony_tts.transport.call import Call, Leg
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.front_connection import FrontConnection

@@ -31,21 +31,29 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from telephony_tts import event_loop, logs, metrics
-from telephony_tts.clock import NS_PER_MS, monotonic_ns, unix_s
+from telephony_tts.doors.asterisk.dial import serve_dialled
+from telephony_tts.doors.asterisk.leg import AsteriskLeg
+from telephony_tts.doors.exotel.leg import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
+from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
+from telephony_tts.doors.genesys.http_signature import SignatureVerifier
+from telephony_tts.doors.genesys.leg import GenesysLeg
+from telephony_tts.doors.jambonz.leg import JambonzLeg
+from telephony_tts.doors.plivo import codec as plivo
+from telephony_tts.doors.telnyx import codec as telnyx
+from telephony_tts.doors.twilio import codec as twilio
+from telephony_tts.doors.vonage import codec as vonage
 from telephony_tts.engines.api import spoken_languages
-from telephony_tts.errors import Busy
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops import logs, metrics
+from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns, unix_s
+from telephony_tts.runtime.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import activity, origins
-from telephony_tts.transport.asterisk_dial import serve_dialled
-from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_address import call_in, call_of_http
 from telephony_tts.transport.call_catalog import CallCatalog
-from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
 from telephony_tts.transport.connection import CallConnection, DirectConnection
-from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.front_connection import FrontConnection
 from telephony_tts.transport.fronts import (
     MAX_MOVES,
@@ -56,9 +64,7 @@ from telephony_tts.transport.fronts import (
     FrontSilent,
     MovedSocket,
 )
-from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.transport.incoming import BeforeTls, HttpSide, IncomingConnection, OnePerRound
-from telephony_tts.transport.jambonz_leg import JambonzLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.relay import Relay
@@ -75,8 +81,6 @@ from telephony_tts.transport.vendor_leg import (
     serve_vendor,
     vendor_of,
 )
-from telephony_tts.wire import plivo, telnyx, twilio, vonage
-from telephony_tts.wire.http_signature import SignatureVerifier
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions, dial_in, parse_stream_query, token_in
 from telephony_tts.wire.vendor import Refused

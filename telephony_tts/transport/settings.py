@@ -1,6 +1,6 @@
 """The settings of the server, and the sections of the configuration that they come from.
 
-`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo`, `vonage`, `genesys` and
+`telephony_tts.app.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo`, `vonage`, `genesys` and
 `asterisk` straight into the classes here, so each setting and its allowed values are declared once.
 """
 
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from telephony_tts.doors.asterisk.codec import LEAD_MS
 from telephony_tts.experiments.running import Experiments
-from telephony_tts.keys.key import NO_KEY, Key, KeyRing
-from telephony_tts.schema import Between, OneOf, Spelt, Url, show
+from telephony_tts.ops.keys.key import NO_KEY, Key, KeyRing
+from telephony_tts.ops.schema import Between, OneOf, Spelt, Url, show
 from telephony_tts.session.settings import MOST_PTIME_MS, CallLimits, Count, SessionSettings
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call_catalog import VoiceOwners
-from telephony_tts.wire.asterisk import LEAD_MS
 
 Seconds = Annotated[float, Between(0.001, 86_400)]
 

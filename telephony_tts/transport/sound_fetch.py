@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.errors import SoundError
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import SoundError
 
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")

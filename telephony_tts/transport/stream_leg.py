@@ -6,10 +6,10 @@ import secrets
 from dataclasses import replace
 from functools import partial
 
-from telephony_tts import metrics
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.sound_source import FindSound

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from weakref import WeakKeyDictionary
 
-from telephony_tts.clock import monotonic_ns
+from telephony_tts.runtime.clock import monotonic_ns
 
 _SLICE_NS = 4_000_000
 """A fifth of a frame's 20 ms."""

@@ -13,7 +13,7 @@ import resource
 from collections.abc import Callable
 from contextlib import suppress
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 
 LINGER_S = 60.0
 """The longest time from a refusal to the end of its connection."""

@@ -17,11 +17,17 @@ from functools import partial
 
 from websockets.datastructures import Headers
 
-from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.doors.cartesia import codec as cartesia
+from telephony_tts.doors.dashscope import codec as dashscope
+from telephony_tts.doors.deepgram import codec as deepgram
+from telephony_tts.doors.deepgram import flux as deepgram_flux
+from telephony_tts.doors.elevenlabs import codec as elevenlabs
+from telephony_tts.doors.jambonz import tts_codec as jambonz_tts
+from telephony_tts.ops import metrics
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
@@ -30,7 +36,6 @@ from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import cartesia, dashscope, deepgram, deepgram_flux, elevenlabs, jambonz_tts
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from telephony_tts import logs
 from telephony_tts.audio.voice_activity import VoiceModel
-from telephony_tts.clock import NS_PER_S, monotonic_ns
-from telephony_tts.daemon_pool import DaemonPool
-from telephony_tts.errors import AudioError
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.daemon_pool import DaemonPool
+from telephony_tts.runtime.errors import AudioError
 
 _AGAIN_S = 10
 """How soon after a failure the network is loaded again: the machine may have had no memory or descriptor left."""

@@ -17,7 +17,7 @@ from telephony_tts.audio.containers import FORMATS, StreamEncoder, make_encoder,
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm
 from telephony_tts.audio.wav import read_wav
-from telephony_tts.errors import AudioError, FormatUnavailable
+from telephony_tts.runtime.errors import AudioError, FormatUnavailable
 
 PLAIN = ("wav", "pcm", "ulaw", "alaw")
 ENCODED = ("mp3", "opus", "aac", "flac")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from signals import chunks, correlation, db, rms, speech_like, take_all, tone
 
 from telephony_tts.audio.encoder import CODECS, Encoder, silent_frame
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 SPEECH = {rate_hz: speech_like(rate_hz, rate_hz, seed=rate_hz) for rate_hz in (8_000, 16_000, 22_050, 24_000, 44_100)}
 

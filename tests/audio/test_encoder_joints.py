@@ -8,7 +8,7 @@ import soxr
 from signals import chunks, correlation, db, rms, speech_like, take_all, tone
 
 from telephony_tts.audio.encoder import Encoder
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 UP_TO_ITS_CREST = tone(400, 12_000 - 15)  # a 24 kHz tone that breaks off where a cut is loudest
 FROM_ITS_CREST = tone(400, 12_000, phase=2.0)

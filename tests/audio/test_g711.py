@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from telephony_tts.audio import g711
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 ALL_CODES = bytes(range(256))
 ALL_SAMPLES = np.arange(-32_768, 32_768).astype(np.int16)

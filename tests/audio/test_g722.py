@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.audio.g711 import Pcm
 from telephony_tts.audio.g722 import RATE_HZ, G722Decoder, G722Encoder
-from telephony_tts.errors import AudioError, FormatUnavailable
+from telephony_tts.runtime.errors import AudioError, FormatUnavailable
 
 
 def tone(hz: float, n: int = 16_000) -> Pcm:

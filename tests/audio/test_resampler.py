@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from signals import db, rms, speech_like, square, tone
 
 from telephony_tts.audio.resampler import Resampler, fit, n_resampled, to_pcm
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 RATES_HZ = [8_000, 11_025, 16_000, 22_050, 24_000, 44_100, 48_000]
 

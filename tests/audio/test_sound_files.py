@@ -16,7 +16,7 @@ from telephony_tts.audio.included_sounds import INCLUDED
 from telephony_tts.audio.sound import Sound, amplified, new_sound
 from telephony_tts.audio.sound_file import read_sound
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.errors import AudioError, FormatUnavailable
+from telephony_tts.runtime.errors import AudioError, FormatUnavailable
 
 SPEECH = speech_like(4_000, 8_000)
 

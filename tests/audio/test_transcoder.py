@@ -9,7 +9,7 @@ import pytest
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.transcoder import QuickResampler, Transcoder
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 RATE_HZ = 8000
 

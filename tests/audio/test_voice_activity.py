@@ -18,8 +18,8 @@ from telephony_tts.audio.voice_activity import (
     VoiceModel,
     level_dbov,
 )
-from telephony_tts.engines.fake import render
-from telephony_tts.errors import AudioError
+from telephony_tts.engines.fake.engine import render
+from telephony_tts.runtime.errors import AudioError
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def voice() -> np.ndarray:
     """Three seconds of the embedded voice at 8 kHz."""
     import soxr
 
-    from telephony_tts.engines.hibari_model import HibariModel
+    from telephony_tts.engines.hibari.model import HibariModel
 
     speech = HibariModel().speak("Hold on a moment, I would like to ask you something else.")
     wave = soxr.resample(speech.pcm.astype(np.float32), speech.sample_rate_hz, RATE_HZ, "HQ")

@@ -12,7 +12,7 @@ from signals import speech_like
 
 from telephony_tts.audio import g711
 from telephony_tts.audio.wav import Wav, WavWriter, read_wav, with_true_lengths, write_wav
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 SPEECH = speech_like(801, 8_000)
 PAYLOADS = {

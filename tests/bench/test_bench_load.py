@@ -13,7 +13,7 @@ from virtual_loop import clock, run
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.measures import TurnRecord, figures
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 
 S = 1_000_000_000
 TEXT = "a" * 50

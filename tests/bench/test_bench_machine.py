@@ -15,7 +15,7 @@ import torch
 from telephony_tts.bench import machine
 from telephony_tts.bench.machine import Meter, Rapl
 from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 
 def zone(folder: Path, name: str, uj: int, most: int = 1_000_000_000) -> Path:

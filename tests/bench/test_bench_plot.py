@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from telephony_tts.bench.plot import PUBLISHED_MS, Series, draw, read_series
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 
 def result(path: Path, *rows: tuple[str, int, float | None, float | None]) -> Path:

@@ -26,7 +26,7 @@ from telephony_tts.engines.cosyvoice2.text.prompting import cut
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 8.0, 20.0])

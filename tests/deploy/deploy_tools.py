@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from environment import INSTALL_S, PEERS, only_one
 
-from telephony_tts import config
+from telephony_tts.app import config
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "telephony-tts"

@@ -30,8 +30,8 @@ from deploy_tools import (
 )
 
 from sip_bridge.config import load as load_bridge
-from telephony_tts import metrics
-from telephony_tts.config import Config
+from telephony_tts.app.config import Config
+from telephony_tts.ops import metrics
 
 pytestmark = pytest.mark.slow
 

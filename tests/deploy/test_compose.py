@@ -20,7 +20,7 @@ import yaml
 from deploy_tools import ROOT, read_settings, tools
 
 from sip_bridge import config as bridge_config
-from telephony_tts import config
+from telephony_tts.app import config
 
 FILE = ROOT / "docker" / "compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -159,10 +159,10 @@ def test_the_shape_with_an_engine_speaks_when_its_commands_run_here(tmp_path: Pa
         assert "engine hibari" in first.stdout.readline()
         health = SERVICES["engine"]["healthcheck"]["test"]
         words = [each.replace("127.0.0.1:8090", listen) for each in health[2:]]
-        asked = [sys.executable, "-m", "telephony_tts.cli", *words]
+        asked = [sys.executable, "-m", "telephony_tts", *words]
         checked = subprocess.run(asked, capture_output=True, text=True, timeout=60, env={**os.environ, **given})
         assert checked.returncode == 0 and checked.stdout.startswith("ready:"), checked.stderr
-        with running([sys.executable, "-m", "telephony_tts.cli", *command], given) as server:
+        with running([sys.executable, "-m", "telephony_tts", *command], given) as server:
             (port,) = re.findall(r":(\d+)", next(line for line in server.stdout if "is ready at" in line))
             body = json.dumps({"model": "x", "voice": "alloy", "input": "Hello.", "response_format": "pcm"}).encode()
             request = urllib.request.Request(
@@ -180,7 +180,7 @@ def service_here(service: str, instead: dict[str, str], environment: dict[str, s
     assert set(named.values()) == set(environment.values())
     files = {target: str(FILE.parent / source) for source, target in mounts(service)}
     words = [files.get(word, instead.get(word, word)) for word in SERVICES[service]["command"]]
-    return [sys.executable, "-m", "telephony_tts.cli", *words]
+    return [sys.executable, "-m", "telephony_tts", *words]
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def test_a_pip_configuration_is_mounted_and_not_copied() -> None:
 def test_the_server_starts_with_flags_that_exist() -> None:
     entry, *command = command_of("server")
     assert entry in PROJECT["scripts"] and command[0] == "serve"
-    run = [sys.executable, "-m", "telephony_tts.cli", "serve", "--help"]
+    run = [sys.executable, "-m", "telephony_tts", "serve", "--help"]
     usage = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60).stdout
     assert [flag for flag in command if flag.startswith("--") and flag not in usage] == []
     given = dict(zip(command[1::2], command[2::2], strict=True))
@@ -161,7 +161,7 @@ def test_a_container_without_a_token_stops_and_says_how_to_get_one() -> None:
     ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TELEPHONY_TTS_")}
     ended = subprocess.run(
-        [sys.executable, "-m", "telephony_tts.cli", *command[1:]],
+        [sys.executable, "-m", "telephony_tts", *command[1:]],
         capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environ,
     )  # fmt: skip
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
@@ -229,7 +229,8 @@ def test_the_build_has_what_builds_the_package() -> None:
 def test_the_bridges_image_has_what_the_bridge_imports() -> None:
     """Its lock names only those packages."""
     program = (
-        "import sys, sip_bridge.cli, sip_bridge.app, telephony_tts.event_loop, telephony_tts.audio.resampler, uvloop\n"
+        "import sys, sip_bridge.cli, sip_bridge.app, telephony_tts.runtime.event_loop\n"
+        "import telephony_tts.audio.resampler, uvloop\n"
         "print(*sorted({name.partition('.')[0] for name, module in sys.modules.items()"
         " if 'site-packages' in (getattr(module, '__file__', None) or '')}))"
     )

@@ -24,13 +24,13 @@ from server_settings import transport_settings
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from telephony_tts import event_loop
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, FakeEngine, render
 from telephony_tts.http_api import application
 from telephony_tts.http_api.asgi import HttpServer, http_server
+from telephony_tts.runtime import event_loop
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.server import Server
@@ -324,7 +324,7 @@ def delayed_correlation(heard: Pcm, wanted: Pcm) -> float:
 
 def tones_in(frames: list[bytes], alphabet: str) -> str:
     """The letter whose tone is heard in each frame; a space for silence."""
-    from telephony_tts.engines.fake import tone_hz
+    from telephony_tts.engines.fake.engine import tone_hz
 
     heard = []
     phase = np.arange(FRAME_BYTES) * (-2j * np.pi / 8000)

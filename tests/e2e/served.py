@@ -24,7 +24,7 @@ def process(*arguments: str, log: Path | None = None, tls: bool = False) -> Iter
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set", "engines.default=fake",
+    command = [sys.executable, "-m", "telephony_tts", "serve", "--port", str(port), "--set", "engines.default=fake",
                "--set", "engines.hibari.workers=0", "--set", "speech.detect_language=false",
                "--set", "limits.max_frame_lateness_ms=10000", *arguments]  # fmt: skip
     environment = {**os.environ, "PYTHONWARNINGS": "default"}

@@ -90,7 +90,7 @@ def test_the_printed_command_runs_in_any_directory(
         "absolute": ([str(SCRIPT)], str(SCRIPT)),
         "relative": ([os.path.relpath(SCRIPT, here)], str(SCRIPT)),
         "linked": (["env/bin/telephony-tts"], f"{here}/env/bin/telephony-tts"),
-        "python": ([sys.executable, "-m", "telephony_tts.cli"], sys.executable),
+        "python": ([sys.executable, "-m", "telephony_tts"], sys.executable),
     }[way]
     with announced(["env", *started], "--config", "my server.yaml", cwd=here, environment=environment) as lines:
         say = command_with(" say ", lines)
@@ -116,7 +116,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def forks() -> Iterator[ForkServer]:
     """A fork server for the servers of the tests below. How a real one is started and names itself is tested above."""
-    with fork_server("telephony_tts.cli", "telephony_tts.http_api.asgi", "telephony_tts.app") as made:
+    with fork_server("telephony_tts.cli.main", "telephony_tts.http_api.asgi", "telephony_tts.app.server") as made:
         yield made
 
 
@@ -140,7 +140,7 @@ def test_the_printed_address_takes_a_connection(
         pytest.skip("this machine has no IPv6")
     environment = {**npx, "TELEPHONY_TTS_TOKENS": TOKEN}
     flags = ["--host", host, "--set", "server.metrics_without_token=false", *(certificate if is_tls else [])]
-    server = [sys.executable, "-m", "telephony_tts.cli"]
+    server = [sys.executable, "-m", "telephony_tts"]
     with announced(server, *flags, cwd=tmp_path, environment=environment, forks=forks) as lines:
         scheme = "wss" if is_tls else "ws"
         assert f"is ready at {scheme}://{here}:" in lines[2] and TOKEN not in "\n".join(lines)
@@ -155,7 +155,7 @@ def test_the_printed_address_takes_a_connection(
 
 
 def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str], forks: ForkServer) -> None:
-    with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx, forks=forks) as lines:
+    with announced([sys.executable, "-m", "telephony_tts"], cwd=tmp_path, environment=npx, forks=forks) as lines:
         wscat = command_with("/v1/stream", lines)
         assert shlex.split(wscat)[4:] == [] and greeted(wscat)["codec"] == "ulaw"
         assert "TOKEN" not in "\n".join(lines) and "certificate" not in "\n".join(lines)
@@ -167,7 +167,7 @@ def test_the_printed_client_without_npx_connects(
 ) -> None:
     environment = {"PATH": str(tmp_path), "TELEPHONY_TTS_TOKENS": TOKEN}
     flags = certificate if is_tls else []
-    server = [sys.executable, "-m", "telephony_tts.cli"]
+    server = [sys.executable, "-m", "telephony_tts"]
     with announced(server, *flags, cwd=tmp_path, environment=environment, forks=forks) as lines:
         client = command_with("/v1/stream", lines).replace("TOKEN", TOKEN)
         assert client.startswith(f"{sys.executable} -m websockets ")

@@ -17,7 +17,7 @@ from neighbour import neighbour
 from raw_peer import frame, raw_peer
 from rig import Bot, Rig, correlation, decoded, rendering, run, serving, until
 
-from telephony_tts.transport import asterisk_dial
+from telephony_tts.doors.asterisk import dial as asterisk_dial
 
 pytestmark = pytest.mark.timed
 

@@ -304,7 +304,7 @@ class SilentGenesys(GenesysPeer):
 
 
 def test_a_genesys_that_does_not_close_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telephony_tts.transport.genesys_leg._CLOSE_S", 0.3)
+    monkeypatch.setattr("telephony_tts.doors.genesys.leg._CLOSE_S", 0.3)
 
     async def main() -> None:
         async with serving() as rig, platform(SilentGenesys, rig.url("/media/genesys")) as peer:

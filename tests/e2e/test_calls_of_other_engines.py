@@ -14,11 +14,11 @@ from rig import Bot, Rig, correlation, decoded, get, rendering, serving, speech_
 from test_phrases_and_failover import served
 from tone_text import tone_text
 
-from telephony_tts import config
+from telephony_tts.app import config
 from telephony_tts.engines.api import Engine
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 
 sys.path.append(str(Path(__file__).parents[1] / "engines" / "others"))
 from grpc_stand_ins import cosyvoice_stand_in, triton_stand_in

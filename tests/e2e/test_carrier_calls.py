@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm
-from telephony_tts.wire.plivo import signature_v3
+from telephony_tts.doors.plivo.codec import signature_v3
 
 pytestmark = pytest.mark.timed
 

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

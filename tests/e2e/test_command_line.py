@@ -23,7 +23,7 @@ from forked_process import SERVER_IMPORTS, ForkServer, fork_server
 from rig import correlation, decoded, rendering
 
 from telephony_tts.audio.wav import read_wav
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def started(
 ) -> subprocess.CompletedProcess[bytes]:
     data = stdin.encode() if isinstance(stdin, str) else stdin
     return start(
-        [sys.executable, "-m", "telephony_tts.cli", *arguments], input=data, capture_output=True, timeout=60,
+        [sys.executable, "-m", "telephony_tts", *arguments], input=data, capture_output=True, timeout=60,
         env={**os.environ, "PYTHONWARNINGS": "default"}, cwd=cwd,
     )
 
@@ -200,7 +200,7 @@ def test_voices_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFix
 
 def test_a_reader_that_closes_the_pipe_early_is_not_an_error() -> None:
     ended = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m telephony_tts.cli voices | head -1; echo ${{PIPESTATUS[0]}}"],
+        ["bash", "-c", f"{sys.executable} -m telephony_tts voices | head -1; echo ${{PIPESTATUS[0]}}"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.stdout.splitlines()[-1] == "0" and "Traceback" not in ended.stderr, ended.stderr
@@ -252,7 +252,7 @@ def test_a_wav_is_not_written_to_a_terminal(programs: ForkServer) -> None:
     controller, terminal = pty.openpty()
     try:
         ended = programs.run(
-            [sys.executable, "-m", "telephony_tts.cli", "say", "Hello.", "-", *TONES],
+            [sys.executable, "-m", "telephony_tts", "say", "Hello.", "-", *TONES],
             stdout=terminal, stderr=subprocess.PIPE, timeout=60,
         )
         os.set_blocking(controller, False)
@@ -278,7 +278,7 @@ def test_standard_output_that_is_closed_or_full(ends: str, status: str, words: s
     """Speech of more than a pipe holds (64 KiB), so that it is being written when its reader goes."""
     text = tmp_path / "long.txt"
     text.write_text("A long line is read here to the end of it. " * 60)
-    say = f"{sys.executable} -m telephony_tts.cli say - - --pcm {' '.join(TONES)} <{text} {ends}"
+    say = f"{sys.executable} -m telephony_tts say - - --pcm {' '.join(TONES)} <{text} {ends}"
     ended = subprocess.run(
         ["bash", "-c", f"{say}; echo ${{PIPESTATUS[0]}} >&2"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -301,7 +301,7 @@ def test_a_server_goes_on_when_its_output_is_closed() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     served = subprocess.Popen(
-        [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *FAKE_FIRST],
+        [sys.executable, "-m", "telephony_tts", "serve", "--port", "0", *FAKE_FIRST],
         stdout=writer, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     os.close(writer)
@@ -323,7 +323,7 @@ def test_a_list_that_cannot_be_written_is_a_one_line_error() -> None:
     """Pinned: a traceback."""
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "telephony_tts.cli", "voices", *FAKE_FIRST],
+            [sys.executable, "-m", "telephony_tts", "voices", *FAKE_FIRST],
             stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
         )  # fmt: skip
     assert ended.returncode == 1

@@ -336,7 +336,7 @@ def loading(model_dir: Path, cwd: Path | None = None) -> Iterator[tuple[subproce
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set",
+    command = [sys.executable, "-P", "-m", "telephony_tts", "serve", "--port", str(port), "--set",
                "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
     served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
     try:

@@ -17,11 +17,13 @@ import pytest
 from rig import FRAME_MS, Bot, gather, get, greeted, run, serving, speech_settings
 from served import process
 
-from telephony_tts import event_loop, metrics, offline
+from telephony_tts.app import offline
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.ops import metrics
+from telephony_tts.runtime import event_loop
 from telephony_tts.wire.messages import Configure
 
 pytestmark = pytest.mark.alone

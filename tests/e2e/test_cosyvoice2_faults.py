@@ -168,7 +168,7 @@ def test_a_server_that_is_killed_leaves_no_engine(model_dir: Path) -> None:
 @contextmanager
 def starting(model_dir: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server that has just logged that it is starting, and its port."""
-    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *arguments,
+    command = [sys.executable, "-m", "telephony_tts", "serve", "--port", "0", *arguments,
                "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
     served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert served.stderr is not None

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport import vendor_leg
 

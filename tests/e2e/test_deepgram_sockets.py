@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.fake import MS_PER_CHAR, FakeEngine
+from telephony_tts.engines.fake.engine import MS_PER_CHAR, FakeEngine
 
 pytestmark = pytest.mark.slow
 

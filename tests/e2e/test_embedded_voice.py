@@ -13,7 +13,7 @@ import soxr
 from rig import correlation, decoded, run, serving, speech_settings
 
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 
 pytestmark = pytest.mark.alone
 

@@ -16,14 +16,16 @@ from log_lines import lines
 from rig import Rig, Tones, greeted, run, serving, speech_settings, until
 from websockets.asyncio.client import connect
 
-from telephony_tts import app, config, metrics
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import ConfigError
 from telephony_tts.experiments.arms import Arm, Experiment
 from telephony_tts.experiments.running import Experiments
 from telephony_tts.experiments.sums import StopRules
-from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

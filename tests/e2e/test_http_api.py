@@ -26,11 +26,11 @@ from raw_peer import raw_peer
 from rig import Tones, Witness, correlation, rendering, run, serving, until
 from served import process
 
+from telephony_tts.doors.cosyvoice.routes import ROUTES
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import EngineError
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api import gate, responses
-from telephony_tts.http_api.cosyvoice_routes import ROUTES
+from telephony_tts.runtime.errors import EngineError
 from telephony_tts.transport import incoming
 from telephony_tts.transport.settings import ServerSettings
 from telephony_tts.transport.unserved import LINGER_BYTES

@@ -20,7 +20,7 @@ from test_voice_barge_in import frames_of, voice
 from twilio_peer import TwilioPeer, calling
 from websockets.asyncio.client import connect
 
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.session.settings import BargeInSettings, CallLimits
 from telephony_tts.transport.settings import ServerSettings
 

@@ -22,7 +22,7 @@ import soundfile
 from rig import Rig, run, speech_settings, until
 from server_settings import transport_settings
 
-from telephony_tts import app
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -33,10 +33,10 @@ from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceSer
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import AudioError, EngineUnavailable
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.asgi import http_server
-from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.runtime.errors import AudioError, EngineUnavailable
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow

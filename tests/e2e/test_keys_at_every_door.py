@@ -18,10 +18,10 @@ from twilio_peer import TwilioPeer, calling, dialling
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from telephony_tts import metrics
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
 from telephony_tts.transport.server import _LEGS, _WITH_OPTIONS
 
 pytestmark = pytest.mark.slow
@@ -319,7 +319,7 @@ def test_a_call_that_a_bot_joins_speaks_with_the_voices_of_its_key() -> None:
 
 
 def test_a_key_names_only_its_lexicons() -> None:
-    from telephony_tts.lexicon_files import compiled, parse
+    from telephony_tts.ops.lexicon_files import compiled, parse
     from telephony_tts.session.lexicons import CallLexicon
 
     async def main() -> None:

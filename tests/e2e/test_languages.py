@@ -11,11 +11,12 @@ import pytest
 import soxr
 from rig import Bot, correlation, decoded, run, serving, speech_settings
 
-from telephony_tts import app, config
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ import pytest
 from http_peer import ask_json
 from rig import Tones, correlation, decoded, rendering, run, serving, speech_settings
 
-from telephony_tts import app, config
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.ops.lexicon_files import LexiconFiles
 from telephony_tts.session.lexicons import CallLexicon
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from log_lines import lines
 from rig import run
 from server_settings import transport_settings
 
-from telephony_tts import event_loop
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime import event_loop
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow

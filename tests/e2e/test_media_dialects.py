@@ -19,9 +19,9 @@ from media_peer import MEDIA_START, PLAIN_START, START, leg, waiting_asterisk
 from rig import Bot, correlation, decoded, rendering, run, serving, until
 from websockets.exceptions import InvalidStatus
 
-from telephony_tts.app import transport_settings
+from telephony_tts.app.config import load
+from telephony_tts.app.server import transport_settings
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.config import load
 
 pytestmark = pytest.mark.timed
 

@@ -10,9 +10,9 @@ import pytest
 from http_peer import ask, ask_json
 from rig import Bot, Rig, Tones, get, run, serving, speech_settings
 
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.lexicon_files import LexiconFiles
-from telephony_tts.metrics import render, value
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.ops.lexicon_files import LexiconFiles
+from telephony_tts.ops.metrics import render, value
 from telephony_tts.session.lexicons import CallLexicon
 
 pytestmark = pytest.mark.slow

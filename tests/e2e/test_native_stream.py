@@ -24,7 +24,7 @@ from rig import (
     tones_in,
 )
 
-from telephony_tts.engines.fake import MS_PER_CHAR
+from telephony_tts.engines.fake.engine import MS_PER_CHAR
 
 pytestmark = pytest.mark.timed
 

@@ -19,7 +19,7 @@ from twilio_peer import TwilioPeer, dialling
 from telephony_tts.audio.g711 import Pcm
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 
 pytestmark = pytest.mark.timed
 

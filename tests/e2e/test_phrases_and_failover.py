@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from telephony_tts import app, config, metrics
-from telephony_tts.cli import main as command_line
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.cli.main import main as command_line
 from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.ops import metrics
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow

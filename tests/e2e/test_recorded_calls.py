@@ -25,8 +25,8 @@ from served import process
 from test_twilio_call import dialled
 from twilio_peer import TwilioPeer, dialling
 
-from telephony_tts import metrics
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
+from telephony_tts.ops import metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings

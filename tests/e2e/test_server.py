@@ -21,10 +21,10 @@ from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.fronts.supervisor import listen
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.alone
@@ -284,14 +284,15 @@ def test_the_same_audio_over_tls(certificate: tuple[Path, Path]) -> None:
 
 
 def test_a_certificate_from_the_configuration(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    from telephony_tts import app, config
+    from telephony_tts.app import config
+    from telephony_tts.app import server as app
 
     cert, key = certificate
     settings = config.load(None, {"server.tls.cert": str(cert), "server.tls.key": str(key)}, {})
     assert app.transport_settings(settings).tls is not None
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
-    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--set", f"server.tls.cert={broken}",
+    command = [sys.executable, "-m", "telephony_tts", "serve", "--set", f"server.tls.cert={broken}",
                "--set", f"server.tls.key={key}"]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2 and "server.tls" in ended.stderr and "Traceback" not in ended.stderr

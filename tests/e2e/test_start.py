@@ -91,7 +91,7 @@ def command(keys: Path, key: str, passphrase: str | None = None) -> list[str]:
     given = ["--set", f"server.tls.cert={keys / 'cert.pem'}", "--set", f"server.tls.key={keys / key}"]
     if passphrase is not None:
         given += ["--set", f"server.tls.passphrase_file={keys / passphrase}"]
-    return [sys.executable, "-m", "telephony_tts.cli", "serve", *TONES, *given]
+    return [sys.executable, "-m", "telephony_tts", "serve", *TONES, *given]
 
 
 def without_terminal(command: list[str]) -> Ended:

@@ -259,7 +259,7 @@ def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> Non
 def test_a_port_in_use_is_one_line_on_stderr() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set",
+        command = [sys.executable, "-m", "telephony_tts", "serve", "--port", str(port), "--set",
                    "engines.default=fake"]  # fmt: skip
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode != 0

@@ -19,9 +19,9 @@ from served import process
 from websockets.asyncio.client import connect
 
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.errors import EngineError
-from telephony_tts.metrics import render
-from telephony_tts.tracing import TurnTracing
+from telephony_tts.ops.metrics import render
+from telephony_tts.ops.tracing import TurnTracing
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

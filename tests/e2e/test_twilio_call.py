@@ -15,7 +15,7 @@ from twilio_peer import TwilioPeer, calling
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 
-from telephony_tts.wire.twilio import signature
+from telephony_tts.doors.twilio.codec import signature
 
 pytestmark = pytest.mark.timed
 

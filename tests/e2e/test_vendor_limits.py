@@ -12,8 +12,13 @@ from rig import Rig, Tones, run, serving, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from telephony_tts.doors.cartesia import codec as cartesia
+from telephony_tts.doors.dashscope import codec as dashscope
+from telephony_tts.doors.deepgram import codec as deepgram
+from telephony_tts.doors.deepgram import flux as deepgram_flux
+from telephony_tts.doors.elevenlabs import codec as elevenlabs
+from telephony_tts.doors.jambonz import tts_codec as jambonz_tts
 from telephony_tts.transport.vendor_leg import MAX_MESSAGE_BYTES
-from telephony_tts.wire import cartesia, dashscope, deepgram, deepgram_flux, elevenlabs, jambonz_tts
 
 pytestmark = pytest.mark.timed
 

@@ -16,7 +16,7 @@ from test_media_dialects import leg
 from twilio_peer import calling
 
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.engines.hibari_model import HibariModel
+from telephony_tts.engines.hibari.model import HibariModel
 from telephony_tts.session.settings import BargeInSettings
 
 pytestmark = pytest.mark.alone

@@ -10,10 +10,10 @@ from neighbour import neighbour
 from rig import run, serving
 from test_http_voices import BAD, SAID, WITHIN_S, NoEngine, good
 
-from telephony_tts import app
+from telephony_tts.app import server as app
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 
 pytestmark = pytest.mark.timed
 

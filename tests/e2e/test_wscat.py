@@ -72,7 +72,7 @@ def test_wscat_sends_one_message_and_exits(wscat: Path) -> None:
 
 def test_wscat_takes_the_command_that_a_server_prints(wscat: Path, tmp_path: Path) -> None:
     """With a token and a self-signed certificate."""
-    started = [sys.executable, "-m", "telephony_tts.cli"]
+    started = [sys.executable, "-m", "telephony_tts"]
     flags = ["--host", "0.0.0.0", *self_made_certificate(tmp_path)]
     environment = {"TELEPHONY_TTS_TOKENS": "open-sesame"}
     with announced(started, *flags, cwd=tmp_path, environment=environment) as lines:

@@ -15,7 +15,7 @@ import pytest
 from clean_run import PATIENCE
 
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, Pcm, Utterance
-from telephony_tts.errors import EngineError, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, UnknownVoice
 
 HANG_S = 60.0 * PATIENCE
 

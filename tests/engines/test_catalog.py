@@ -6,8 +6,8 @@ import pytest
 
 from telephony_tts.engines.api import EngineStats, LangSource, Utterance
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
 ENGLISH = ["heart", "emma"]
 

@@ -8,8 +8,8 @@ import pytest
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import ConfigError, UnknownVoice
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import ConfigError, UnknownVoice
 
 
 def engines() -> list[FakeEngine]:

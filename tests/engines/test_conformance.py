@@ -1,11 +1,11 @@
 import pytest
 from conformance import Subject, assert_keeps_the_contract
 
-from telephony_tts.engines import kokoro
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.engines.kokoro import KokoroEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
+from telephony_tts.engines.kokoro import engine as kokoro
+from telephony_tts.engines.kokoro.engine import KokoroEngine
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.engines import espeak
-from telephony_tts.engines.english import english_reader
+from telephony_tts.engines.espeak import engine as espeak
+from telephony_tts.engines.front_ends.english import english_reader
 
 pytestmark = pytest.mark.slow
 

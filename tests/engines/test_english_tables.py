@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from telephony_tts.engines.english_tables import Phonemes, TagWeights
+from telephony_tts.engines.front_ends.english_tables import Phonemes, TagWeights
 
 WEIGHTS = {"b": {"NN": 7.1, "VB": -3.8}, "w=read": {"VBD": 0.1}, "": {"NN": -0.0}, "z": {}}
 

@@ -9,8 +9,8 @@ import pytest
 from conformance import Subject, joined, speak
 
 from telephony_tts.engines.api import Timing, Utterance
-from telephony_tts.engines.espeak import _SCRIPT_OF_VOICE, SAMPLE_RATE_HZ, EspeakEngine, _install
-from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.engines.espeak.engine import _SCRIPT_OF_VOICE, SAMPLE_RATE_HZ, EspeakEngine, _install
+from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 same = Subject(min_correlation=0.98).same
 TEXTS = {

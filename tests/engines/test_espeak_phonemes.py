@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from telephony_tts.engines.api import Chunk, Pcm, Pronunciation, Utterance
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.espeak_phonemes import VoicePhonemes
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.espeak.phonemes import VoicePhonemes
 
 ENGLISH = VoicePhonemes(
     {"ə": "@", "ɑː": "A:", "oʊ": "oU", "ɪ": "I", "aɪ": "aI", "ɑ\u0303": "A~"},

@@ -6,8 +6,8 @@ import pytest
 
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.failover import Circuit, Failover
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import ConfigError
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import ConfigError
 
 S = 10**9
 HELLO = Utterance("u", "hello there", lang="en", lang_source="words")

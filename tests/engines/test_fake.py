@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance
-from telephony_tts.engines.fake import FakeEngine, recognise, render, tone_hz
-from telephony_tts.errors import EngineError
+from telephony_tts.engines.fake.engine import FakeEngine, recognise, render, tone_hz
+from telephony_tts.runtime.errors import EngineError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

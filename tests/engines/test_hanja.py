@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.engines.hanja import in_hangul
+from telephony_tts.engines.espeak.hanja import in_hangul
 
 
 @pytest.mark.parametrize(

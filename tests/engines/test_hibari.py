@@ -9,9 +9,9 @@ import pytest
 from conformance import joined, speak
 
 from telephony_tts.engines.api import Pcm, Utterance
-from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
-from telephony_tts.errors import EngineError, EngineUnavailable, UnsupportedText
+from telephony_tts.engines.hibari.engine import HibariEngine
+from telephony_tts.engines.hibari.model import SAMPLE_RATE_HZ, HibariModel
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, UnsupportedText
 
 SENTENCES = (
     "Hello, how can I help you today?",

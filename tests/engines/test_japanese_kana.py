@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.engines.api import Pronunciation
-from telephony_tts.engines.english import english_reader
-from telephony_tts.engines.japanese import Japanese, kana_symbols, katakana
-from telephony_tts.engines.kokoro_reading import KokoroReader
+from telephony_tts.engines.front_ends.english import english_reader
+from telephony_tts.engines.front_ends.japanese import Japanese, kana_symbols, katakana
+from telephony_tts.engines.kokoro.reading import KokoroReader
 from telephony_tts.text.normalizer import normalize
 
 pytestmark = pytest.mark.slow

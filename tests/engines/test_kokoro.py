@@ -15,13 +15,14 @@ import numpy.typing as npt
 import pytest
 from conformance import joined, speak
 
-from telephony_tts.engines import kokoro_model, kokoro_styles
 from telephony_tts.engines.api import Pcm, Pronunciation, Utterance
-from telephony_tts.engines.english import english_reader
-from telephony_tts.engines.kokoro import KokoroEngine, _fitting, _joined, _next_part, _Playout, _Speed, _spoken
-from telephony_tts.engines.kokoro_model import MAX_SYMBOLS, SAMPLE_RATE_HZ, Clause, Stop
-from telephony_tts.engines.kokoro_reading import KokoroReader
-from telephony_tts.errors import EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.engines.front_ends.english import english_reader
+from telephony_tts.engines.kokoro import model as kokoro_model
+from telephony_tts.engines.kokoro import styles as kokoro_styles
+from telephony_tts.engines.kokoro.engine import KokoroEngine, _fitting, _joined, _next_part, _Playout, _Speed, _spoken
+from telephony_tts.engines.kokoro.model import MAX_SYMBOLS, SAMPLE_RATE_HZ, Clause, Stop
+from telephony_tts.engines.kokoro.reading import KokoroReader
+from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 pytestmark = pytest.mark.slow
 
@@ -246,7 +247,7 @@ def test_a_voice_without_its_file_is_named_with_the_command(tmp_path: Path) -> N
 def test_a_damaged_voice_ends_its_turn_and_no_other_one(
     damage: str, message: str, tmp_path: Path, engine: KokoroEngine, runner: asyncio.Runner
 ) -> None:
-    styles = importlib.resources.files("telephony_tts.engines").joinpath("kokoro_voices", "zm_yunxi.bin").read_bytes()
+    styles = importlib.resources.files("telephony_tts.engines.kokoro").joinpath("voices", "zm_yunxi.bin").read_bytes()
     changed = styles[:-4] if damage == "short" else styles[:-4] + b"abcd"
     (tmp_path / "zm_yunyang.bin").write_bytes(changed)
     other = KokoroEngine(voices_folder=tmp_path)

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from telephony_tts.engines import kokoro_generator
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.kokoro_generator import _Conv, _norm, _upsampling, fits
-from telephony_tts.engines.kokoro_model import Clause, KokoroModel, Stop, Terminated
-from telephony_tts.engines.kokoro_reading import KokoroReader
-from telephony_tts.engines.kokoro_styles import read_styles
+from telephony_tts.engines.kokoro import generator as kokoro_generator
+from telephony_tts.engines.kokoro.generator import _Conv, _norm, _upsampling, fits
+from telephony_tts.engines.kokoro.model import Clause, KokoroModel, Stop, Terminated
+from telephony_tts.engines.kokoro.reading import KokoroReader
+from telephony_tts.engines.kokoro.styles import read_styles
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from telephony_tts.engines.api import Pronunciation
-from telephony_tts.engines.english import english_reader
-from telephony_tts.engines.kokoro_reading import KokoroReader
+from telephony_tts.engines.front_ends.english import english_reader
+from telephony_tts.engines.kokoro.reading import KokoroReader
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from telephone_sentences import ENGLISH, FOREIGN
 
 from telephony_tts.engines import latin_language
 from telephony_tts.engines.latin_language import LatinLanguage
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 TESTS = Path(__file__).parents[1]
 SHARED = TESTS.parents[1] / "shared" / "text"

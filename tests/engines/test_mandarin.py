@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.engines.api import Pronunciation
-from telephony_tts.engines.mandarin import HAN_RUN, Mandarin, digits_as_han, is_syllable, sandhi, symbols
-from telephony_tts.engines.mandarin_words import MandarinWords
+from telephony_tts.engines.front_ends.mandarin import HAN_RUN, Mandarin, digits_as_han, is_syllable, sandhi, symbols
+from telephony_tts.engines.front_ends.mandarin_words import MandarinWords
 
-WORDS = Path(__file__).parents[2] / "telephony_tts" / "engines" / "mandarin_words.txt"
-DATA = Path(__file__).parents[2] / "telephony_tts" / "engines" / "mandarin.txt"
+WORDS = Path(__file__).parents[2] / "telephony_tts" / "engines" / "front_ends" / "mandarin_words.txt"
+DATA = Path(__file__).parents[2] / "telephony_tts" / "engines" / "front_ends" / "mandarin.txt"
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ from conformance import Subject, assert_keeps_the_contract
 
 from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, Engine, Timing, Utterance
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.phrase_store import FOLDER, FORMAT, DamagedPhrase, PhraseStore, from_bytes, to_bytes
 from telephony_tts.engines.phrases import PhraseKeeper
-from telephony_tts.errors import ConfigError, EngineError
-from telephony_tts.metrics import value
+from telephony_tts.ops.metrics import value
+from telephony_tts.runtime.errors import ConfigError, EngineError
 
 pytest.importorskip("diskcache")
 pytestmark = pytest.mark.slow  # threads and files
@@ -562,5 +562,8 @@ def test_a_disk_that_hangs_does_not_keep_the_process() -> None:
     import subprocess
     import sys
 
-    code = "import time; from telephony_tts.daemon_pool import DaemonPool as D; D(1, 'x').submit(time.sleep, 60)"
+    code = (
+        "import time; from telephony_tts.runtime.daemon_pool import DaemonPool; "
+        "DaemonPool(1, 'x').submit(time.sleep, 60)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0

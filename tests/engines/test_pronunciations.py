@@ -12,9 +12,9 @@ import pytest
 
 from telephony_tts.engines import same_sound
 from telephony_tts.engines.api import Chunk, Engine, Pcm, Pronunciation, Utterance
-from telephony_tts.engines.english import hibari_phonemes
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.front_ends.english import hibari_phonemes
+from telephony_tts.engines.hibari.engine import HibariEngine
 from telephony_tts.engines.same_sound import with_same_sounds
 
 CHONGQING = (Pronunciation(2, 3, "pinyin", "chong2"), Pronunciation(3, 4, "pinyin", "qing4"))

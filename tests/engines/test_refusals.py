@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from conformance import joined, speak
 
-from telephony_tts import app, config, errors
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.errors import UnsupportedText, how_to_get, shell_command
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
+from telephony_tts.runtime import errors
+from telephony_tts.runtime.errors import UnsupportedText, how_to_get, shell_command
 
 pytestmark = pytest.mark.slow
 

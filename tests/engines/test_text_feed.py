@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from telephony_tts.engines.api import TextFeed, Utterance
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 
 
 def test_pushed_text_is_taken_once_and_the_end_comes_with_or_after_it() -> None:

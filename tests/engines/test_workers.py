@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.workers import Cancelled, Work, WorkerPool
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 LIMIT_S = 30.0
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from telephony_tts.experiments.arms import Arm, Experiment, first_for, numbers_in, percentile
-from telephony_tts.keys.key import NO_KEY, Key
+from telephony_tts.ops.keys.key import NO_KEY, Key
 
 
 def experiment(name: str = "e", *shares: float, **how: object) -> Experiment:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.errors import ConfigError
 from telephony_tts.experiments.arms import Experiment
 from telephony_tts.experiments.experiment_file import MAX_ARMS, ExperimentReader
 from telephony_tts.experiments.sums import StopRules
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.session.settings import BargeInSettings, SessionSettings, SpeechSettings
 
 ENGINES = ("hibari", "espeak")

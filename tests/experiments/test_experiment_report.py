@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from telephony_tts.cli import main
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.cli.main import main
 from telephony_tts.experiments.report import PrometheusApi, read_arms
 from telephony_tts.experiments.sums import SUMS, CallSums
+from telephony_tts.runtime.errors import TelephonyTTSError
 
 pytestmark = pytest.mark.slow
 
@@ -222,8 +222,8 @@ def test_check_and_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_new_key_works_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from telephony_tts.keys.key import digest_of
-    from telephony_tts.keys.key_file import read_keys
+    from telephony_tts.ops.keys.key import digest_of
+    from telephony_tts.ops.keys.key_file import read_keys
 
     assert main(["keys", "new", "acme"]) == 0
     first, _, *entry = capsys.readouterr().out.splitlines()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from log_lines import lines
 
-from telephony_tts import metrics
 from telephony_tts.experiments.arms import Arm, Experiment
 from telephony_tts.experiments.running import Experiments, RunningArm, voices_of
 from telephony_tts.experiments.sums import CallSums, StopRules
-from telephony_tts.keys.key import NO_KEY
+from telephony_tts.ops import metrics
+from telephony_tts.ops.keys.key import NO_KEY
 
 FAILING = CallSums(turns=1, errors=1)
 

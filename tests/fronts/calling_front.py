@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.errors import Busy
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.runtime.errors import Busy
 from telephony_tts.transport.fronts import FrontLoad
 from telephony_tts.transport.registry import Registry
 

@@ -11,9 +11,10 @@ import sys
 from forked_asyncio import forking
 from forked_process import nested_fork_server
 
-from telephony_tts import cli, event_loop
+from telephony_tts.cli import main as cli
 from telephony_tts.fronts import front_process as front_process
 from telephony_tts.http_api import asgi
+from telephony_tts.runtime import event_loop
 
 # What `serve` imports late, without onnxruntime: its import starts a thread, which a fork would not have.
 asgi.import_early()

@@ -151,7 +151,7 @@ def front_server(
 
 def serve_command(forks: ForkServer | None) -> list[str]:
     """`telephony-tts serve`; with `forks`, as a program whose fronts are forked too."""
-    program = ["-m", "telephony_tts.cli"] if forks is None else [str(Path(__file__).with_name("forked_fronts.py"))]
+    program = ["-m", "telephony_tts"] if forks is None else [str(Path(__file__).with_name("forked_fronts.py"))]
     return [sys.executable, *program, "serve"]
 
 

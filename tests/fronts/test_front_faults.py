@@ -24,8 +24,8 @@ from twilio_peer import calling, dialling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
+from telephony_tts.doors.plivo.codec import signature_v3
 from telephony_tts.fronts.metrics_of_all import unpacked
-from telephony_tts.wire.plivo import signature_v3
 
 DONE_8 = 'telephony_tts_turns_total{door="native",outcome="done"} 8.0'
 pytestmark = pytest.mark.timed

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from calling_front import idle
 
-from telephony_tts.errors import Busy
 from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
+from telephony_tts.runtime.errors import Busy
 from telephony_tts.transport.registry import Registry
 
 N_FRONTS, LIMIT = 3, 4

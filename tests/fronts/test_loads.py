@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.fronts.loads import SILENT_NS, Loads, name_of, parts_of
 from telephony_tts.fronts.restarts import PAUSES_S, STEADY_NS, RestartPauses
 from telephony_tts.fronts.spreading import MARGIN, better_front
+from telephony_tts.runtime.clock import NS_PER_S
 from telephony_tts.transport.fronts import FrontLoad
 
 FULL = FrontLoad(1, 2, 3, 4, True, True, True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.errors import ConfigError
 from telephony_tts.fronts.runtime_folder import RuntimeFolder, remove_stale
+from telephony_tts.runtime.errors import ConfigError
 
 
 def test_it_is_private_and_goes_at_the_end(short: Path) -> None:

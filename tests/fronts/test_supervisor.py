@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.errors import EngineError
 from telephony_tts.fronts.supervisor import supervise
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import event_loop
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.fronts import socket_mover
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import SILENT_NS, Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import METRICS, SocketMover
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, MovedSocket
 
 pytestmark = pytest.mark.slow

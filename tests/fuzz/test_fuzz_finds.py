@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts import config
+from telephony_tts.app import config
 from telephony_tts.audio.sound_file import decode_sound
-from telephony_tts.errors import AudioError, ConfigError
-from telephony_tts.schema import show
+from telephony_tts.ops.schema import show
+from telephony_tts.runtime.errors import AudioError, ConfigError
 from telephony_tts.text.ssml import SsmlReader
 from telephony_tts.transport.call_address import call_in
 from telephony_tts.transport.fronts import MovedSocket, unpacked

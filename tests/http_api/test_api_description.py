@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from server_settings import transport_settings
 
+from telephony_tts.doors.cosyvoice.routes import ROUTES
+from telephony_tts.doors.openai.routes import OpenAISpeech
+from telephony_tts.doors.vapi.routes import JambonzTts, VapiMessage
+from telephony_tts.doors.vendor_routes import CartesiaText, DeepgramText, ElevenLabsText
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.application import application
-from telephony_tts.http_api.cosyvoice_routes import ROUTES
-from telephony_tts.http_api.custom_voice_routes import JambonzTts, VapiMessage
 from telephony_tts.http_api.docs_page import docs_page
-from telephony_tts.http_api.openai_routes import OpenAISpeech
 from telephony_tts.http_api.tts_routes import TtsRequest
-from telephony_tts.http_api.vendor_routes import CartesiaText, DeepgramText, ElevenLabsText
 from telephony_tts.transport.server import Server
 
 SPEAK = ("/tts/stream", "/v1/audio/speech", "/vapi/voice", "/jambonz/tts", "/v1/speak", "/tts/bytes",

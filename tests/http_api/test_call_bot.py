@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.http_api.call_bot import TurnResponse
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
 from telephony_tts.wire.messages import Frame
 

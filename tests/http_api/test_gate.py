@@ -11,7 +11,7 @@ from server_settings import transport_settings
 from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api import gate
 from telephony_tts.http_api.gate import Gate
 from telephony_tts.http_api.responses import refusal

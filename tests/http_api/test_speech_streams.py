@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from telephony_tts.engines.api import Engine, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.application import application
 from telephony_tts.http_api.speech import ResponseLeg, Throttled, ThrottledEngine
 from telephony_tts.transport.call import Call, EngineCatalog

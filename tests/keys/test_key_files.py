@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.errors import ConfigError
-from telephony_tts.keys.key import digest_of
-from telephony_tts.keys.key_file import MAX_KEYS, read_keys
+from telephony_tts.ops.keys.key import digest_of
+from telephony_tts.ops.keys.key_file import MAX_KEYS, read_keys
+from telephony_tts.runtime.errors import ConfigError
 
 SHA = digest_of(b"other-token").hex()
 

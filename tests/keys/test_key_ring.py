@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.keys.key import NO_KEY, CharacterUse, Key, KeyRing, digest_of
+from telephony_tts.ops.keys.key import NO_KEY, CharacterUse, Key, KeyRing, digest_of
 
 ACME = Key("acme", digest_of(b"acme-token"), chars_per_day=100)
 
@@ -41,7 +41,7 @@ def test_keys_that_are_replaced_are_not_found_any_more() -> None:
 
 def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time taken must not tell which key was nearly right."""
-    from telephony_tts.keys import key as module
+    from telephony_tts.ops.keys import key as module
 
     compared: list[bytes] = []
 

@@ -55,7 +55,7 @@ def server(folder: Path, certificate: tuple[Path, Path]) -> Iterator[int]:
     }  # fmt: skip
     file = folder / "server.yaml"
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--config", str(file)]
+    command = [sys.executable, "-m", "telephony_tts", "serve", "--config", str(file)]
     with (folder / "server.log").open("w") as log:
         served = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
     try:

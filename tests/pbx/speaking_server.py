@@ -33,14 +33,14 @@ from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_sync
 
 from telephony_tts.audio.g711 import Pcm
+from telephony_tts.doors.asterisk.leg import AsteriskLeg
 from telephony_tts.engines.api import Timing, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.words import words
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.session.settings import DtmfSettings, SessionSettings
-from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 

@@ -20,8 +20,8 @@ from shipped import shipped_asterisk
 from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
 
 from telephony_tts.audio.g711 import decode_ulaw
-from telephony_tts.clock import NS_PER_S
-from telephony_tts.transport import asterisk_leg
+from telephony_tts.doors.asterisk import leg as asterisk_leg
+from telephony_tts.runtime.clock import NS_PER_S
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
 

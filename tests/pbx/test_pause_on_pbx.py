@@ -20,7 +20,7 @@ from speaking_server import MS_PER_CHAR, SpeakingServer, speaking_server, spoken
 from test_audiosocket import bridge
 
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
-from telephony_tts.engines.hibari_model import HibariModel
+from telephony_tts.engines.hibari.model import HibariModel
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
 

@@ -13,9 +13,9 @@ import pytest
 from environment import drive
 
 from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
+from telephony_tts.doors.genesys.codec import GenesysCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.genesys import GenesysCodec
-from telephony_tts.wire.vonage import VonageCodec
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 

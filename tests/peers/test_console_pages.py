@@ -25,12 +25,12 @@ from media_peer import START, leg
 from rig import Rig, Tones, greeted, run, serving, until
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.errors import EngineUnavailable, UnsupportedText
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.ops.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.runtime.errors import EngineUnavailable, UnsupportedText
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 

@@ -14,12 +14,12 @@ from browser import Page, chromium
 from console_page import console, recorder_served
 from rig import Tones, Witness, delayed_correlation, run, serving, until
 
-from telephony_tts import offline
+from telephony_tts.app import offline
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.engines.hibari_model import HibariModel
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.engines.hibari.model import HibariModel
 from telephony_tts.session.settings import SessionSettings
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]

@@ -22,8 +22,8 @@ from console_page import console, picture, recorder_served, settled, violations
 from rig import Rig, run, speech_settings
 from server_settings import transport_settings
 
-from telephony_tts import app
-from telephony_tts.cli import main as cli
+from telephony_tts.app import server as app
+from telephony_tts.cli.main import main as cli
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
@@ -31,11 +31,11 @@ from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
-from telephony_tts.keys.key import Key, KeyRing, digest_of
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops.lexicon_files import LexiconFiles
 from telephony_tts.transport.server import Server
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.usefixtures("forked_makers")]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.kokoro import KokoroEngine
+from telephony_tts.engines.kokoro.engine import KokoroEngine
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from rig import Rig, Tones, correlation, rendering, run, serving, until
 from rig import decoded as decoded_frames
 from twilio_peer import TwilioPeer, calling
 
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.transport.settings import ServerSettings
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]

@@ -19,13 +19,13 @@ from environment import drive
 from twilio_peer import TwilioPeer
 
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.wire.exotel import ExotelCodec
+from telephony_tts.doors.exotel.codec import ExotelCodec
+from telephony_tts.doors.plivo.codec import PlivoCodec
+from telephony_tts.doors.signalwire.codec import SignalWireCodec
+from telephony_tts.doors.telnyx.codec import TelnyxCodec, TelnyxOptions
+from telephony_tts.doors.twilio.codec import TwilioCodec
 from telephony_tts.wire.media_stream import MediaStreamCodec
 from telephony_tts.wire.messages import Frame, MediaAudio, MediaClear, MediaDtmf, MediaStart
-from telephony_tts.wire.plivo import PlivoCodec
-from telephony_tts.wire.signalwire import SignalWireCodec
-from telephony_tts.wire.telnyx import TelnyxCodec, TelnyxOptions
-from telephony_tts.wire.twilio import TwilioCodec
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 

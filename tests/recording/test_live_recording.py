@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from clean_run import until
 
-from telephony_tts import logs, metrics
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.config import load
-from telephony_tts.errors import ConfigError
+from telephony_tts.app.config import load
+from telephony_tts.ops import logs, metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import live as live_module
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telephony_tts.app import open_recordings
-from telephony_tts.config import load
-from telephony_tts.errors import ConfigError
+from telephony_tts.app.config import load
+from telephony_tts.app.server import open_recordings
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import writer as writer_module
 from telephony_tts.recording.recorder import Block, CallRecorder
@@ -28,6 +27,7 @@ from telephony_tts.recording.stereo import header
 from telephony_tts.recording.timeline import SERVER, Row, line_of, row_of
 from telephony_tts.recording.tracks import Piece
 from telephony_tts.recording.writer import RecordingFile, Writer
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telephony_tts import cli
-from telephony_tts.errors import ConfigError
+from telephony_tts.cli import main as cli
 from telephony_tts.recording.page import page
 from telephony_tts.recording.replay import Replay, Span, read_recording
 from telephony_tts.recording.stereo import header
+from telephony_tts.runtime.errors import ConfigError
 
 EVIL = '</text><script>alert(1)</script> "quoted" & <img src=x onerror=alert(2)> $\\frac{'
 ROWS: list[dict[str, Any]] = [

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from rig import get, run, serving
 
-from telephony_tts.keys.key import digest_of
-from telephony_tts.wire import plivo, twilio
-from telephony_tts.wire.http_signature import COMPONENTS, signature_base
+from telephony_tts.doors.genesys.http_signature import COMPONENTS, signature_base
+from telephony_tts.doors.plivo import codec as plivo
+from telephony_tts.doors.twilio import codec as twilio
+from telephony_tts.ops.keys.key import digest_of
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +183,7 @@ def test_a_token_is_compared_with_every_token_in_constant_time(monkeypatch: pyte
             compared.append(known)
             return right(given, known)
 
-        monkeypatch.setattr("telephony_tts.keys.key.hmac.compare_digest", counted)
+        monkeypatch.setattr("telephony_tts.ops.keys.key.hmac.compare_digest", counted)
         async with serving(tokens=("first", "second", "third")) as rig:
             for given, status in ((b"first", 426), (b"third", 426), (b"wrong", 401), (b"", 401)):
                 compared.clear()

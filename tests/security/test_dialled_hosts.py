@@ -19,9 +19,9 @@ from sip_bridge.ari.connection import AriLost, connect_ari
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.server_leg import NotJoined, join
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.errors import SoundError
+from telephony_tts.doors.asterisk.dial import may_dial
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.transport import sound_fetch
-from telephony_tts.transport.asterisk_dial import may_dial
 
 pytestmark = pytest.mark.slow
 

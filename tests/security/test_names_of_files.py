@@ -13,8 +13,8 @@ from rig import run, serving
 
 from sip_bridge.freeswitch.speech_files import is_speech_file
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.recording.folder import create, name_for, replace
+from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_store import SoundStore
 

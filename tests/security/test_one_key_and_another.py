@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
-from telephony_tts.keys.key import Key, KeyRing, digest_of
-from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops.lexicon_files import LexiconFiles
 
 pytestmark = pytest.mark.slow
 

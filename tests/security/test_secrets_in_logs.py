@@ -19,8 +19,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 from sip_bridge import config as bridge_config
-from telephony_tts import config
-from telephony_tts.errors import ConfigError
+from telephony_tts.app import config
+from telephony_tts.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,8 @@ HIDDEN = (
 
 
 _UNLIMITED = """
-from telephony_tts import cli, logs
+from telephony_tts.cli import main as cli
+from telephony_tts.ops import logs
 logs.LineLimit.outside_calls = classmethod(lambda kind: kind(1_000_000, 1_000_000))
 cli.main()
 """

@@ -23,12 +23,12 @@ from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request
 from wire_peer import WireRequest, WireSocket
 
-from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.doors.twilio import codec as twilio
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
 from telephony_tts.transport import vendor_leg
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.server import _LEGS
 from telephony_tts.transport.vendor_leg import vendor_of
-from telephony_tts.wire import twilio
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.errors import Busy
+from telephony_tts.runtime.errors import Busy
 from telephony_tts.session.admission import Admission
 
 S = 1_000_000_000

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from world import World, heard_turn
 
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Synthesize
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tone_text import tone_text
 
 from telephony_tts.engines.api import Chunk, Timing, Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.words import words
 from telephony_tts.session.effects import FeedText, Pull, Synthesize
 from telephony_tts.session.session import Session

@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from world import World
 
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Synthesize
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.text.normalizer import detect_lang, normalize_spans, said_before

@@ -13,7 +13,7 @@ import pytest
 from world import MS, World
 
 from telephony_tts.engines.api import Chunk, Timing, Utterance
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 

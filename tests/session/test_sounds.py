@@ -19,7 +19,7 @@ from telephony_tts.audio.g711 import Pcm
 from telephony_tts.audio.resampler import to_pcm
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.api import Chunk, LoadedInsert, Utterance
-from telephony_tts.errors import SoundError
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.session.settings import DtmfSettings, SessionSettings
 from telephony_tts.session.sound_insert import SoundInsert
 from telephony_tts.wire import messages as m

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from world import MS, World
 
 from telephony_tts.engines.api import Chunk, Pronunciation, Utterance
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from world import World
 
-from telephony_tts.errors import EngineError, UnsupportedText
+from telephony_tts.runtime.errors import EngineError, UnsupportedText
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 

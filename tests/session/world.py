@@ -16,7 +16,7 @@ import numpy as np
 
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
-from telephony_tts.errors import SoundError
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.session.caller.caller import FindModel
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.language import DetectLanguage, HasVoice, ReadsDigits

@@ -15,7 +15,7 @@ from server_settings import transport_settings
 from websockets.asyncio.client import ClientConnection, connect
 
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, FakeEngine, render
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
 

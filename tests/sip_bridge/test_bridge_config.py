@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sip_bridge.config import AudioSocketConfig, BridgeConfig, load
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "sip_bridge.yaml"
 

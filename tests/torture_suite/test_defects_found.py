@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from telephony_tts.doors.genesys.codec import GenesysCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
 from telephony_tts.session.bed import Bed
 from telephony_tts.session.caller.talkspurt import TalkSpurt
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.session import Session
 from telephony_tts.transport.call import Call
-from telephony_tts.wire.genesys import GenesysCodec
-from telephony_tts.wire.vonage import VonageCodec
 from torture.defects import DEFECTS, plant
 from torture.dialects import DIALECTS
 from torture.virtual_calls import run_calls, run_late_calls

@@ -7,7 +7,7 @@ import pytest
 
 from telephony_tts.audio.dtmf import tones
 from telephony_tts.audio.g711 import encode_ulaw
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from torture.letters import LETTERS, MS_PER_LETTER, FrameReader
 
 _NOISE_SD = 1_200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from telephony_tts.audio.g711 import encode_ulaw
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from torture import nemesis
 from torture import violations as v
 from torture.dialects import DIALECTS

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call, Wire

@@ -17,11 +17,11 @@ from log_lines import lines
 from server_settings import transport_settings
 from stage import new_call, started, until
 
-from telephony_tts import event_loop
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.asgi import http_server
-from telephony_tts.keys.key import Key, KeyRing, digest_of
+from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.runtime import event_loop
 from telephony_tts.transport.fronts import FrontLoad, MovedSocket
 from telephony_tts.transport.server import Server
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from stage import READY, RecordingLeg, new_call, run, started, until
 
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.transport.call import Call

@@ -12,10 +12,10 @@ import pytest
 import virtual_loop
 from virtual_loop import at, play
 
-from telephony_tts import logs
-from telephony_tts.transport import carrier_legs
+from telephony_tts.doors.exotel import leg as carrier_legs
+from telephony_tts.doors.exotel.leg import ExotelLeg
+from telephony_tts.ops import logs
 from telephony_tts.transport.call import Call
-from telephony_tts.transport.carrier_legs import ExotelLeg
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.wire import messages as m
 

@@ -28,15 +28,16 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from telephony_tts.audio.sound import Sound, new_sound
+from telephony_tts.doors.freeswitch import leg as freeswitch_leg
+from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine, recognise, render
+from telephony_tts.engines.fake.engine import FakeEngine, recognise, render
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
-from telephony_tts.transport import freeswitch_leg, media_leg
+from telephony_tts.transport import media_leg
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
-from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.wire import messages as m
 
 SENTENCES = tuple(" ".join([word.title(), *[word] * 8]) + "." for word in ("baba", "dede", "fifi", "gogo"))

@@ -9,10 +9,10 @@ from typing import Any, cast
 import virtual_loop
 from virtual_loop import at, play
 
-from telephony_tts import logs
+from telephony_tts.doors.genesys.leg import GenesysLeg
+from telephony_tts.ops import logs
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
-from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.wire import messages as m
 
 FRAME = b"\x55" * 160

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from telephony_tts import event_loop
+from telephony_tts.runtime import event_loop
 from telephony_tts.transport.fronts import MovedSocket
 from telephony_tts.transport.incoming import IncomingConnection, OnePerRound
 from telephony_tts.transport.unserved import UnservedConnections

@@ -9,14 +9,14 @@ import pytest
 from stage import READY, RecordingLeg, run, until
 from tone_text import tone_text
 
-from telephony_tts import metrics
 from telephony_tts.audio.g711 import decode_ulaw
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
+from telephony_tts.ops import metrics
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call

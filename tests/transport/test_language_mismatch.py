@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 
 from stage import READY, RecordingLeg, run, until
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call

@@ -21,7 +21,7 @@ import pytest
 
 from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.errors import SoundError
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.transport import sound_fetch
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_fetch import SoundAddress, fetch_sound

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telephony_tts import metrics
 from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.errors import SoundError
+from telephony_tts.ops import metrics
+from telephony_tts.runtime.errors import SoundError
 from telephony_tts.transport import sound_store
 from telephony_tts.transport.settings import SoundSettings
 from telephony_tts.transport.sound_store import SoundStore

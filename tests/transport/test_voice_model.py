@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from stage import READY, RecordingLeg, new_call, run, until
 
-from telephony_tts import app, config
+from telephony_tts.app import config
+from telephony_tts.app import server as app
 from telephony_tts.audio.voice_activity import VoiceModel
-from telephony_tts.errors import AudioError, ConfigError
+from telephony_tts.runtime.errors import AudioError, ConfigError
 from telephony_tts.transport import stream_leg, voice_model
 from telephony_tts.transport.voice_model import VoiceModelSource
 from telephony_tts.wire import messages as m
@@ -148,7 +149,7 @@ def test_the_settings_of_the_configuration_reach_the_session() -> None:
 
 def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through `Call`, with a network that takes all audio for speech."""
-    from telephony_tts import metrics
+    from telephony_tts.ops import metrics
 
     def everything(window: object, state: object) -> tuple[float, object]:
         return 1.0, state

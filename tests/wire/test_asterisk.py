@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.wire.asterisk import MAX_CONTROL_BYTES, NO_AUDIO, AsteriskCodec
+from telephony_tts.doors.asterisk.codec import MAX_CONTROL_BYTES, NO_AUDIO, AsteriskCodec
 from telephony_tts.wire.messages import (
     Frame,
     FromMedia,

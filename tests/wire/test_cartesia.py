@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telephony_tts.wire import cartesia
-from telephony_tts.wire.cartesia import CartesiaContexts, open_contexts
+from telephony_tts.doors.cartesia import codec as cartesia
+from telephony_tts.doors.cartesia.codec import CartesiaContexts, open_contexts
 from telephony_tts.wire.messages import (
     Clear,
     Cleared,

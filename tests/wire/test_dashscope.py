@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.audio.wav import wav_header
+from telephony_tts.doors.dashscope import codec as dashscope
+from telephony_tts.doors.dashscope.codec import DashScopeTasks, count_chars, open_inference
 from telephony_tts.transport.vendor_leg import vendor_of
-from telephony_tts.wire import dashscope
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.dashscope import DashScopeTasks, count_chars, open_inference
 from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorOptions
 
 RUN = (

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.wire.deepgram import DeepgramSpeak, open_speak, refuse
-from telephony_tts.wire.deepgram_flux import DeepgramFlux, open_flux
+from telephony_tts.doors.deepgram.codec import DeepgramSpeak, open_speak, refuse
+from telephony_tts.doors.deepgram.flux import DeepgramFlux, open_flux
 from telephony_tts.wire.messages import (
     Clear,
     Cleared,

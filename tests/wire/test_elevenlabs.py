@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telephony_tts.wire.elevenlabs import (
+from telephony_tts.doors.elevenlabs.codec import (
     FORMATS,
     MAX_CONTEXTS,
     OWN_VOICE,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.doors.freeswitch.codec import MAX_FILE_BYTES, FreeSwitchCodec
+from telephony_tts.doors.twilio.codec import TwilioCodec
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.freeswitch import MAX_FILE_BYTES, FreeSwitchCodec
-from telephony_tts.wire.twilio import TwilioCodec
 
 UUID = "7dd5e34e-5db4-4edb-a166-757e5d29b941"
 FRAME = bytes(range(160)) * 2

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.doors.genesys.codec import NO_CONVERSATION, GenesysCodec, duration_ms
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.genesys import NO_CONVERSATION, GenesysCodec, duration_ms
 
 ID = "e160e428-53e2-487c-977d-96989bf5c99d"
 PCMU = {"type": "audio", "format": "PCMU", "channels": ["external"], "rate": 8000}

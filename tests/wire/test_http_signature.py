@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.wire.http_signature import COMPONENTS, SignatureVerifier, signature_base
+from telephony_tts.doors.genesys.http_signature import COMPONENTS, SignatureVerifier, signature_base
 
 KEY = "SGVsbG8sIEkgYW0gdGhlIEFQSSBrZXkh"
 SECRET = base64.b64decode("TXlTdXBlclNlY3JldEtleVRlbGxOby0xITJAMyM0JDU=")

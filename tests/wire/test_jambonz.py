@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.doors.jambonz.codec import JambonzCodec, without_markers
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.jambonz import JambonzCodec, without_markers
 
 METADATA = {
     "callSid": "b6f48929-8e86-4d62-ae3b-64fb574d91f6", "direction": "inbound", "from": "15083084809",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.wire.jambonz_tts import JambonzVoice, open_tts
+from telephony_tts.doors.jambonz.tts_codec import JambonzVoice, open_tts
 from telephony_tts.wire.messages import Clear, Cleared, End, ErrorEvent, Invalid, Text, TurnSent, WarningEvent
 from telephony_tts.wire.vendor import CloseSocket, Refused, Reply, Step
 

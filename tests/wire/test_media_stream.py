@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telephony_tts.doors.exotel.codec import ExotelCodec, rate_in
+from telephony_tts.doors.plivo.codec import PlivoCodec, signature_v3, verify_v3
+from telephony_tts.doors.signalwire.codec import SignalWireCodec
+from telephony_tts.doors.telnyx.codec import WINDOW, TelnyxCodec, TelnyxOptions, parse_options
 from telephony_tts.wire import messages
-from telephony_tts.wire.exotel import ExotelCodec, rate_in
 from telephony_tts.wire.media_stream import NO_AUDIO, MediaStreamCodec
 from telephony_tts.wire.messages import (
     Frame,
@@ -27,9 +30,6 @@ from telephony_tts.wire.messages import (
     MediaStop,
     MediaTones,
 )
-from telephony_tts.wire.plivo import PlivoCodec, signature_v3, verify_v3
-from telephony_tts.wire.signalwire import SignalWireCodec
-from telephony_tts.wire.telnyx import WINDOW, TelnyxCodec, TelnyxOptions, parse_options
 
 AUDIO = bytes(range(160))
 PAYLOAD = base64.b64encode(AUDIO).decode()

@@ -15,35 +15,35 @@ from typing import Any
 import pytest
 
 import telephony_tts.wire as wire_package
-from telephony_tts import errors
+from telephony_tts.doors.asterisk.codec import AsteriskCodec
+from telephony_tts.doors.cartesia.codec import open_contexts
+from telephony_tts.doors.dashscope.codec import DashScopeTasks
+from telephony_tts.doors.deepgram.codec import DeepgramSpeak
+from telephony_tts.doors.deepgram.flux import DeepgramFlux
+from telephony_tts.doors.elevenlabs.codec import ElevenLabsStream, open_stream
+from telephony_tts.doors.exotel.codec import ExotelCodec
+from telephony_tts.doors.freeswitch.codec import FreeSwitchCodec
+from telephony_tts.doors.genesys.codec import GenesysCodec
+from telephony_tts.doors.jambonz.codec import JambonzCodec
+from telephony_tts.doors.jambonz.tts_codec import JambonzVoice, open_tts
+from telephony_tts.doors.plivo.codec import PlivoCodec
+from telephony_tts.doors.signalwire.codec import SignalWireCodec
+from telephony_tts.doors.telnyx.codec import TelnyxCodec
+from telephony_tts.doors.twilio.codec import TwilioCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
 from telephony_tts.http_api.responses import STATUS
-from telephony_tts.lexicon_files import parse
+from telephony_tts.ops.lexicon_files import parse
+from telephony_tts.runtime import errors
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
-from telephony_tts.wire.asterisk import AsteriskCodec
-from telephony_tts.wire.cartesia import open_contexts
-from telephony_tts.wire.dashscope import DashScopeTasks
-from telephony_tts.wire.deepgram import DeepgramSpeak
-from telephony_tts.wire.deepgram_flux import DeepgramFlux
-from telephony_tts.wire.elevenlabs import ElevenLabsStream, open_stream
-from telephony_tts.wire.exotel import ExotelCodec
-from telephony_tts.wire.freeswitch import FreeSwitchCodec
-from telephony_tts.wire.genesys import GenesysCodec
-from telephony_tts.wire.jambonz import JambonzCodec
-from telephony_tts.wire.jambonz_tts import JambonzVoice, open_tts
 from telephony_tts.wire.media_stream import MediaStreamCodec
 from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
 from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
 from telephony_tts.wire.native_media import NativeMediaCodec
-from telephony_tts.wire.plivo import PlivoCodec
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
-from telephony_tts.wire.signalwire import SignalWireCodec
-from telephony_tts.wire.telnyx import TelnyxCodec
-from telephony_tts.wire.twilio import TwilioCodec
 from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorDialect, VendorEvent, VendorOptions
-from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
 DIALECT_PAGES = sorted((ROOT / "docs" / "protocol").glob("*.md"))

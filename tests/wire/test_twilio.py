@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from telephony_tts.doors.twilio.codec import TwilioCodec, signature, verify
 from telephony_tts.wire import messages
 from telephony_tts.wire.media_stream import _PLAIN_AUDIO, NO_AUDIO
 from telephony_tts.wire.messages import (
@@ -22,7 +23,6 @@ from telephony_tts.wire.messages import (
     MediaStart,
     MediaStop,
 )
-from telephony_tts.wire.twilio import TwilioCodec, signature, verify
 
 ULAW_20_MS = bytes(range(160))
 PAYLOAD = base64.b64encode(ULAW_20_MS).decode()

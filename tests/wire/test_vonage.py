@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.doors.vonage import codec as vonage
+from telephony_tts.doors.vonage.codec import MAX_TOKEN_AGE_S, TokenVerifier, VonageCodec, verify
 from telephony_tts.wire import messages as m
-from telephony_tts.wire import vonage
-from telephony_tts.wire.vonage import MAX_TOKEN_AGE_S, TokenVerifier, VonageCodec, verify
 
 CONNECTED = {
     "event": "websocket:connected", "content-type": "audio/l16;rate=16000", "call": "CON-7d1e",

@@ -20,8 +20,8 @@ from telephony_tts.audio.wav import read_wav, wav_header
 from telephony_tts.engines.api import Chunk, EngineStats, Pronunciation, Timing, Utterance, Voice
 from telephony_tts.engines.phrase_store import DamagedPhrase, from_bytes, to_bytes
 from telephony_tts.engines.remote import messages as remote
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, FormatUnavailable
 from telephony_tts.recording.replay import read_recording
+from telephony_tts.runtime.errors import AudioError, ConfigError, EngineUnavailable, FormatUnavailable
 from telephony_tts.transport.fronts import MovedSocket, unpacked
 from torture.fuzz.judge import FuzzTarget
 from torture.fuzz.scratch import FOLDER

@@ -10,14 +10,16 @@ from urllib.parse import urlsplit
 import h11
 from websockets.uri import parse_uri
 
+from telephony_tts.doors.asterisk.dial import may_dial
+from telephony_tts.doors.genesys.http_signature import SignatureVerifier
+from telephony_tts.doors.plivo import codec as plivo
+from telephony_tts.doors.twilio import codec as twilio
+from telephony_tts.doors.vonage import codec as vonage
 from telephony_tts.transport import origins
-from telephony_tts.transport.asterisk_dial import may_dial
 from telephony_tts.transport.call_address import call_in, call_of_http
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, RequestHead
 from telephony_tts.transport.sound_fetch import SoundAddress
-from telephony_tts.wire import plivo, twilio, vonage
 from telephony_tts.wire.fields import CALL_NAME
-from telephony_tts.wire.http_signature import SignatureVerifier
 from torture.fuzz.judge import FuzzTarget
 from torture.fuzz.telephone_targets import pieces
 

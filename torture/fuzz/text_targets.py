@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sip_bridge.config
-from telephony_tts import config, lexicon_files
-from telephony_tts.errors import ConfigError
+from telephony_tts.app import config
+from telephony_tts.ops import lexicon_files
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.text.lexicon import find_readings
 from telephony_tts.text.ssml import MarkupBreak, MarkupEvent, SsmlReader, begins_with_speak
 from torture.fuzz.judge import FuzzTarget

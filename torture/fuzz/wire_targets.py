@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
+from telephony_tts.doors.asterisk.codec import AsteriskCodec
+from telephony_tts.doors.exotel.codec import ExotelCodec
+from telephony_tts.doors.freeswitch.codec import FreeSwitchCodec
+from telephony_tts.doors.genesys.codec import GenesysCodec
+from telephony_tts.doors.jambonz.codec import JambonzCodec
+from telephony_tts.doors.plivo.codec import PlivoCodec
+from telephony_tts.doors.signalwire.codec import SignalWireCodec
+from telephony_tts.doors.telnyx.codec import TelnyxCodec, TelnyxOptions, parse_options
+from telephony_tts.doors.twilio.codec import TwilioCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
 from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect, split_call
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.asterisk import AsteriskCodec
-from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.fields import CALL_NAME
-from telephony_tts.wire.freeswitch import FreeSwitchCodec
-from telephony_tts.wire.genesys import GenesysCodec
-from telephony_tts.wire.jambonz import JambonzCodec
 from telephony_tts.wire.native import CLIENT_TYPES, NativeCodec
 from telephony_tts.wire.native_media import NativeMediaCodec
-from telephony_tts.wire.plivo import PlivoCodec
 from telephony_tts.wire.query import (
     StreamOptions,
     call_of_dial,
@@ -29,11 +33,7 @@ from telephony_tts.wire.query import (
     parse_stream_query,
     token_in,
 )
-from telephony_tts.wire.signalwire import SignalWireCodec
-from telephony_tts.wire.telnyx import TelnyxCodec, TelnyxOptions, parse_options
-from telephony_tts.wire.twilio import TwilioCodec
 from telephony_tts.wire.vendor import CloseSocket, Refused, Reply, Step, query_of
-from telephony_tts.wire.vonage import VonageCodec
 from torture.fuzz.judge import FuzzTarget
 
 SEPARATOR = b"\x1e"

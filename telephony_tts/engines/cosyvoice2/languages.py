@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telephony_tts.engines.words import scripts
-from telephony_tts.errors import UnsupportedText
+from telephony_tts.runtime.errors import UnsupportedText
 
 LANGUAGES = ("zh", "en", "ja", "ko")
 SCRIPTS = frozenset({"LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})

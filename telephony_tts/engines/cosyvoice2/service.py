@@ -20,7 +20,6 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns, unix_s
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -59,7 +58,8 @@ from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import LANGUAGE_TAG
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns, unix_s
+from telephony_tts.runtime.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
 LOOK_EVERY_NS = NS_PER_S
 NEW_VOICE_S = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.errors import shell_command
+from telephony_tts.runtime.errors import shell_command
 
 PROMPT_MARK = "~"
 """With it begins the name of a voice that was made for one request. No stored voice can have such a name."""

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from telephony_tts.clock import unix_ns
-from telephony_tts.daemon_pool import in_own_thread
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
 from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
@@ -29,7 +27,9 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
 )
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.errors import Busy, ConfigError, EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.clock import unix_ns
+from telephony_tts.runtime.daemon_pool import in_own_thread
+from telephony_tts.runtime.errors import Busy, ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
 MAX_WAITING = 8
 """Recordings that wait while another one becomes a voice. Each is held in memory."""

@@ -12,7 +12,7 @@ import json
 import struct
 from typing import Any, Protocol
 
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 MAX_HEADER_BYTES = 65_536
 MAX_EVENT_BYTES = 8_000_000

@@ -11,7 +11,7 @@ from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.others.grpc_speech import CONNECT_S, GrpcServer
 from telephony_tts.engines.others.protobuf_schema import MESSAGES
 from telephony_tts.engines.others.speech_server import ServerVoice
-from telephony_tts.errors import ReplicaLost
+from telephony_tts.runtime.errors import ReplicaLost
 
 METHOD = "/cosyvoice.CosyVoice/Inference"
 Request, Response = MESSAGES["cosyvoice.Request"], MESSAGES["cosyvoice.Response"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 
 def client_context(ca_file: str | None, setting: str) -> ssl.SSLContext:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from telephony_tts.engines.others.settings import OtherEngineSettings
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost
 
 CONNECT_S = 3.0
 SETTLE_S = 0.1

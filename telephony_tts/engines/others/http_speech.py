@@ -14,7 +14,7 @@ from telephony_tts.engines.others.encryption import client_context, connection_p
 from telephony_tts.engines.others.http_requests import HttpRequest, names_in, request_of
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.others.speech_server import ServerVoice, refusal
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 CONNECT_S = 3.0
 _MAX_ERROR_BYTES = 4_096

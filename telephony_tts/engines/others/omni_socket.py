@@ -16,7 +16,7 @@ from telephony_tts.engines.others.http_requests import openai_fields
 from telephony_tts.engines.others.http_speech import CONNECT_S, HttpSpeech
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.others.speech_server import ServerVoice, refusal
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 _MAX_MESSAGE_BYTES = 8_000_000
 

@@ -15,8 +15,6 @@ from contextlib import aclosing
 
 import numpy as np
 
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.others.settings import OtherEngineSettings, OtherVoiceSettings
 from telephony_tts.engines.others.speech_request import SpeechRequest
@@ -30,7 +28,9 @@ from telephony_tts.engines.words import (
     scripts,
     without_endless_words,
 )  # fmt: skip
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
 _log = logs.get(__name__)
 

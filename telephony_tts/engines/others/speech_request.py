@@ -7,7 +7,7 @@ from collections import deque
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.others.speech_server import ServerVoice
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 
 class SpeechRequest:

@@ -11,7 +11,7 @@ from typing import Protocol
 from telephony_tts.audio.sound_file import read_sound
 from telephony_tts.engines.api import Pcm, Utterance
 from telephony_tts.engines.others.settings import DEFAULT_VOICE, Kind, OtherEngineSettings
-from telephony_tts.errors import AudioError, EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import AudioError, EngineError, EngineUnavailable
 
 PROMPT_RATE_HZ = 16_000
 _MAX_PROMPT_S, _MAX_PROMPT_BYTES = 30.0, 20_000_000

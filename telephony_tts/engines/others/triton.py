@@ -18,7 +18,7 @@ from telephony_tts.engines.others.audio_body import BadAudio
 from telephony_tts.engines.others.grpc_speech import CONNECT_S, GrpcServer
 from telephony_tts.engines.others.protobuf_schema import MESSAGES
 from telephony_tts.engines.others.speech_server import PROMPT_RATE_HZ, Recording, ServerVoice
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 SERVICE = "/inference.GRPCInferenceService"
 OUTPUT = "waveform"

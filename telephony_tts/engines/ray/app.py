@@ -16,14 +16,16 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from telephony_tts import app, config, logs
-from telephony_tts.clock import monotonic_ns
-from telephony_tts.config import Config
+from telephony_tts.app import config
+from telephony_tts.app import server as app
+from telephony_tts.app.config import Config
 from telephony_tts.engines.api import HasVersion
 from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
 from telephony_tts.engines.ray.replicas import ANNOUNCE_S, NAMESPACE, ReplicaEntry, ReplicaTable, directory_name
 from telephony_tts.engines.remote.addresses import EngineAddress
 from telephony_tts.engines.remote.server import EngineServer
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from telephony_tts import logs
 from telephony_tts.engines.ray.replicas import ReplicaEntry, usable
 from telephony_tts.engines.remote.client import RemoteEngine
+from telephony_tts.ops import logs
 
 _log = logs.get(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from telephony_tts.clock import NS_PER_S
+from telephony_tts.runtime.clock import NS_PER_S
 
 ANNOUNCE_S = 1.0
 """A replica says so often that it is there."""

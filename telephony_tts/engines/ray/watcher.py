@@ -13,10 +13,10 @@ import sys
 import threading
 from typing import Any
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.ray.reach import connect, said
 from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
-from telephony_tts.errors import shell_command
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import shell_command
 
 POLL_S = 2.0
 """A question waits so long for a change."""

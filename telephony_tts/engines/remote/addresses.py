@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 EXAMPLES = "unix:/run/telephony-tts/engine.sock or 10.0.0.5:8090"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")

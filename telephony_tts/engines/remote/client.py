@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.remote.connection import EngineConnection, RemoteSpeech
 from telephony_tts.engines.remote.routing import choose, total_load
 from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.words import LANGUAGE_OF_SCRIPT, LATIN, scripts
-from telephony_tts.errors import (
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import (
     EngineError,
     EngineUnavailable,
     ReplicaLost,

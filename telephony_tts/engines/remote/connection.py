@@ -20,8 +20,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.remote.messages import (
     KEEP_ALIVE_MS,
@@ -50,7 +48,9 @@ from telephony_tts.engines.remote.pieces import MOST_NS, duration_ns
 from telephony_tts.engines.remote.routing import ReplicaState
 from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
 from telephony_tts.engines.remote.tls import TlsKeys
-from telephony_tts.errors import EngineError, ReplicaLost, TelephonyTTSError
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import EngineError, ReplicaLost, TelephonyTTSError
 
 _log = logs.get(__name__)
 

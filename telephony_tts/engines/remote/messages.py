@@ -45,7 +45,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, LangSource, Pronunciation, Timing, Utterance, Voice
-from telephony_tts.errors import (
+from telephony_tts.runtime.errors import (
     EngineError,
     EngineUnavailable,
     ReplicaLost,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from telephony_tts.clock import NS_PER_MS, NS_PER_S
 from telephony_tts.engines.api import Chunk
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S
 
 PIECE_NS = 400 * NS_PER_MS
 """Audio of this length is sent at once."""

@@ -18,8 +18,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import (
     Chunk,
     Engine,
@@ -60,7 +58,9 @@ from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
 from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.remote.voice_server import VoiceKeeper, voice_handlers
 from telephony_tts.engines.versions import package_version
-from telephony_tts.errors import ConfigError, EngineError, TelephonyTTSError
+from telephony_tts.ops import logs
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import ConfigError, EngineError, TelephonyTTSError
 
 _log = logs.get(__name__)
 

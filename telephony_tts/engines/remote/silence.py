@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telephony_tts.clock import NS_PER_MS
+from telephony_tts.runtime.clock import NS_PER_MS
 
 CHECK_NS = 100 * NS_PER_MS
 """Call `PeerSilence.check` this often."""

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 WHERE = "engines.remote.tls"
 

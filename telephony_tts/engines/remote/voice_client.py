@@ -30,7 +30,7 @@ from telephony_tts.engines.remote.voice_messages import (
     raise_refusal,
     unpacked,
 )
-from telephony_tts.errors import EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
 ASK_S = 300.0
 """A voice may wait for others, and a slow machine takes a minute to make one."""

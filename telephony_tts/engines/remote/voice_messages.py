@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from telephony_tts.engines.remote.messages import BadMessage
-from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.runtime.errors import EngineError, TelephonyTTSError
 
 ADD, STORE, REMOVE = "AddVoice", "StoreVoice", "RemoveVoice"
 CHECK, DENOISE = "CheckRecording", "ReduceNoise"

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from telephony_tts import logs
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.remote.messages import BadMessage
 from telephony_tts.engines.remote.voice_messages import (
@@ -24,7 +23,8 @@ from telephony_tts.engines.remote.voice_messages import (
     text_of,
     unpacked,
 )
-from telephony_tts.errors import EngineError, EngineUnavailable, TelephonyTTSError
+from telephony_tts.ops import logs
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, TelephonyTTSError
 
 _log = logs.get(__name__)
 

@@ -22,7 +22,7 @@ from telephony_tts.audio.voice_activity import (
     VoiceActivity,
     VoiceModel,
 )
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 from telephony_tts.session.caller.answering_machine import AnsweringMachine
 from telephony_tts.session.caller.echo_gate import N_COMPARED, EchoGate
 from telephony_tts.session.caller.silence import CallerSilence

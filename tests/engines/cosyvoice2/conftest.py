@@ -16,7 +16,6 @@ from places import Place
 from pretend_device import Pretence
 from speaking import REQUESTS, VOICES, Rig, spoken
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint import random_300m, random_checkpoint
 from telephony_tts.engines.cosyvoice2.device import lm_steps
@@ -24,6 +23,7 @@ from telephony_tts.engines.cosyvoice2.hosting import loading, process_host
 from telephony_tts.engines.cosyvoice2.model.flow import device_backend
 from telephony_tts.engines.cosyvoice2.model.vocoder import recorded
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
+from telephony_tts.runtime.clock import NS_PER_S
 
 FEW_LAYERS: dict[str, Any] = {"res_kernels": (3, 7), "res_dilations": (1, 3)}
 """For the vocoder: at the official number, its residual layers take most of the time of a tiny model. The tests of the

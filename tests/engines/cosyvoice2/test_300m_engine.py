@@ -19,7 +19,6 @@ from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import N_SLOTS, UNBOUNDED, Rig, Stepped, Watched, n_empty, pcm
 from torch import Tensor
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage
@@ -32,7 +31,8 @@ from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request, cut, decoding_of
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.clock import NS_PER_S
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 

@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLim
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, UnknownVoice
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps", "forks")]
 

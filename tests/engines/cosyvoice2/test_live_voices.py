@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import EngineError, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, UnknownVoice
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps", "forks")]
 

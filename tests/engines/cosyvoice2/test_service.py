@@ -20,8 +20,8 @@ from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.loading import build_problem
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT, SentenceDecoding
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.runtime.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 

@@ -17,7 +17,7 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLim
 from telephony_tts.engines.cosyvoice2.voices.enrolment import ModelSizes
 from telephony_tts.engines.cosyvoice2.voices.voice import misfits
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import UnknownVoice
+from telephony_tts.runtime.errors import UnknownVoice
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 

@@ -15,9 +15,9 @@ from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKER_ONNX, TOKE
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.errors import AudioError, Busy, ConfigError
 from telephony_tts.fronts import shared_voices
 from telephony_tts.fronts.shared_voices import SharedVoices
+from telephony_tts.runtime.errors import AudioError, Busy, ConfigError
 
 REFUSED = b"no speech"
 

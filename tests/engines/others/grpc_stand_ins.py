@@ -16,7 +16,7 @@ import grpc.aio
 import numpy as np
 from loop_thread import loop_thread
 
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.protobuf_schema import MESSAGES
 
 RATE_HZ = 24_000

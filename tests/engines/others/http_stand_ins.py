@@ -22,7 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from loop_thread import loop_thread
 
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 
 PIECE_MS = 90
 KEY = "the-key-of-the-stand-in"

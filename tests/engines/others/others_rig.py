@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.app import other_engine
+from telephony_tts.app.server import other_engine
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.other_engine import OtherEngine
 from telephony_tts.engines.others.settings import OtherEngineSettings
-from telephony_tts.schema import read_section
+from telephony_tts.ops.schema import read_section
 
 TRANSCRIPT = "this is my voice"
 

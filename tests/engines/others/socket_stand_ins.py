@@ -15,7 +15,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 
 RATE_HZ = 24_000
 

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from telephony_tts.engines.others.audio_body import MAX_HEADER_BYTES, BadAudio, EventBody, SampleBody
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 RATE_HZ = 24_000
 SOUND = bytes(range(256)) * 9 + b"\x07"

@@ -17,9 +17,9 @@ from http_stand_ins import until, wait_until
 from others_rig import TRANSCRIPT, certificate, engine, recording, speak, started
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.other_engine import OtherEngine
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from others_rig import speak, started
 from socket_stand_ins import SocketStandIn, socket_stand_in
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.other_engine import OtherEngine
-from telephony_tts.errors import EngineError, ReplicaLost
+from telephony_tts.runtime.errors import EngineError, ReplicaLost
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from others_rig import settings, speak
 
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.failover import Failover
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.others.other_engine import OtherEngine
 from telephony_tts.engines.others.speech_request import SpeechRequest
 from telephony_tts.engines.others.speech_server import ServerVoice
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
 RATE_HZ = 24_000
 PIECE = bytes(range(250)) * 8

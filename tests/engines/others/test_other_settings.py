@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts import app
-from telephony_tts.config import ENGINES, Config, load
+from telephony_tts.app import server as app
+from telephony_tts.app.config import ENGINES, Config, load
 from telephony_tts.engines.others.settings import KINDS
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 SERVER = "kind: openai, url: 'http://10.0.0.5:8000', voices: {alloy: {}}"
 

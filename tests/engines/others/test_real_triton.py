@@ -13,8 +13,8 @@ from others_rig import TRANSCRIPT, engine, recording, speak, started
 from triton_rig import RealTriton, real_triton
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.fake import render
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.engines.fake.engine import render
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.peer]
 

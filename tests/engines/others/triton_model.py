@@ -18,7 +18,7 @@ import numpy as np
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
+from telephony_tts.engines.fake.engine import SAMPLE_RATE_HZ, render
 
 PIECE = SAMPLE_RATE_HZ // 10
 PAUSE_S = 0.01

@@ -23,7 +23,7 @@ ROOT = HERE.parents[2]
 PEERS = ROOT / ".peers"
 REQUIREMENTS = HERE / "ray.txt"
 INSTALL_S = 600
-COMMAND = ("telephony_tts.cli", "ray", "ray.serve", "telephony_tts.engines.ray.app")
+COMMAND = ("telephony_tts.cli.main", "ray", "ray.serve", "telephony_tts.engines.ray.app")
 """What a command imports, in part inside functions. The imports take two seconds of CPU."""
 START_S = 300
 """Until a command counts as hanging. Beside other tests it waits for a core."""
@@ -124,7 +124,7 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """`telephony-tts ray up|status|down`."""
     chosen = [part for setting in (f"engines.ray.address={address}", *settings) for part in ("--set", setting)]
-    command = [str(ray_python()), "-m", "telephony_tts.cli", "ray", action, *flags, *chosen]
+    command = [str(ray_python()), "-m", "telephony_tts", "ray", action, *flags, *chosen]
     return run(
         command, capture_output=True, text=True, errors="replace", timeout=within_s, env=variables(), cwd=str(ROOT)
     )

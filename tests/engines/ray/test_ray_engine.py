@@ -23,9 +23,9 @@ from conformance import Subject, assert_keeps_the_contract, joined, speak
 from ray_rig import RayCluster, ray_cluster, ray_command, ray_python, variables
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.fake import FakeEngine, render
+from telephony_tts.engines.fake.engine import FakeEngine, render
 from telephony_tts.engines.ray.engine import RayEngine
-from telephony_tts.errors import EngineUnavailable, ReplicaLost
+from telephony_tts.runtime.errors import EngineUnavailable, ReplicaLost
 
 pytestmark = pytest.mark.slow
 

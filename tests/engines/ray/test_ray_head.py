@@ -18,7 +18,7 @@ from ray_rig import ROOT, RayCluster, ray_cluster, ray_python, variables
 from test_ray_engine import SLOW, TEXT, attached, heard_of, run
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.fake import render
+from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.ray.engine import RayEngine
 
 pytestmark = pytest.mark.slow

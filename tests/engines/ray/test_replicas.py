@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
 from telephony_tts.engines.ray.replicas import EXPIRY_NS, SETTLE_NS, ReplicaEntry, ReplicaTable, usable
+from telephony_tts.runtime.clock import NS_PER_S
 
 
 def entry(name: str, model: str = "m1") -> ReplicaEntry:

@@ -47,7 +47,7 @@ def engine_server(
 def started(address: str, *settings: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """The process of an engine server, which may not be ready. It is killed at the end."""
     flags = [part for setting in ("engines.default=fake", *settings) for part in ("--set", setting)]
-    command = [sys.executable, "-m", "telephony_tts.cli", "engine", "serve", "--listen", address, *flags]
+    command = [sys.executable, "-m", "telephony_tts", "engine", "serve", "--listen", address, *flags]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from telephony_tts.engines.remote.addresses import EngineAddress, parse_address, parse_addresses
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize(

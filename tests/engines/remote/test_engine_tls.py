@@ -14,14 +14,14 @@ import pytest
 from conformance import joined, speak
 from engine_servers import attached, engine_server
 
-from telephony_tts import config
+from telephony_tts.app import config
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.fake import FakeEngine, render
+from telephony_tts.engines.fake.engine import FakeEngine, render
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_the_commands_take_the_files_of_the_configuration(folder: Path) -> None:
         settings = config.load(None, given, token)
 
         async def work() -> None:
-            from telephony_tts.app import remote_engine
+            from telephony_tts.app.server import remote_engine
 
             engine = remote_engine(settings)
             await engine.start()

@@ -27,8 +27,8 @@ importlib.import_module(sys.argv[1])
 
 STARTS = """
 import asyncio, collections, sys
-from telephony_tts import event_loop
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.runtime import event_loop
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
 from telephony_tts.engines.remote.server import EngineServer

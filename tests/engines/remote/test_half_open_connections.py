@@ -11,7 +11,7 @@ from clean_run import until
 from engine_servers import attached
 from half_open import HalfOpen, crowd_beside
 
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.remote import server
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.server import EngineServer

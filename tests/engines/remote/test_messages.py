@@ -32,7 +32,7 @@ from telephony_tts.engines.remote.messages import (
     decode_from_server,
     encode,
 )
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
 EVERYTHING = Utterance(
     "u7", "lone \ud800 surrogate, \0, 重庆", voice="anna", lang="zh", lang_source="words", speed=1.25, seed=-3,

@@ -1,7 +1,7 @@
 """A peer's silence, measured while this process runs."""
 
-from telephony_tts.clock import NS_PER_MS, NS_PER_S
 from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S
 
 
 def test_silence_adds_up_until_the_peer_is_heard() -> None:

@@ -15,7 +15,7 @@ from conformance import speak
 from engine_servers import attached
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.remote import connection, server
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.messages import (
@@ -30,7 +30,7 @@ from telephony_tts.engines.remote.messages import (
     encode,
 )
 from telephony_tts.engines.remote.server import EngineServer
-from telephony_tts.errors import ReplicaLost
+from telephony_tts.runtime.errors import ReplicaLost
 
 pytestmark = pytest.mark.slow
 

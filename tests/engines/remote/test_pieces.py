@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Timing
 from telephony_tts.engines.remote.pieces import MOMENT_NS, MOST_NS, PIECE_NS, SPARE_NS, PieceGatherer, duration_ns
+from telephony_tts.runtime.clock import NS_PER_MS
 
 RATE_HZ = 8_000
 

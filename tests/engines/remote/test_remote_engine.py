@@ -24,10 +24,10 @@ from conformance import joined, speak
 from engine_servers import ServerProcess, attached, engine_server, started
 from forked_process import ForkServer
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine, render
+from telephony_tts.engines.fake.engine import FakeEngine, render
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.addresses import parse_address
@@ -45,7 +45,7 @@ from telephony_tts.engines.remote.messages import (
     encode,
 )
 from telephony_tts.engines.remote.server import EngineServer
-from telephony_tts.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 
 pytestmark = pytest.mark.slow
 
@@ -863,7 +863,7 @@ WITHOUT_OTHER_ENGINES = ("engines.hibari.workers=0", "engines.espeak.workers=0",
 
 
 def cli(*arguments: str, within_s: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "telephony_tts.cli", *arguments]
+    command = [sys.executable, "-m", "telephony_tts", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=within_s)
 
 

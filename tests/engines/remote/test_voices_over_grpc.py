@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.engines.api import Utterance, Voice
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.client import RemoteEngine
 from telephony_tts.engines.remote.connection import MAX_FOUND, EngineConnection
@@ -35,7 +35,7 @@ from telephony_tts.engines.remote.voice_messages import (
     refusal,
     unpacked,
 )
-from telephony_tts.errors import (
+from telephony_tts.runtime.errors import (
     AudioError,
     Busy,
     ConfigError,

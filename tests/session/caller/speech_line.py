@@ -18,8 +18,8 @@ from world import World
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.espeak import EspeakEngine
-from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.espeak.engine import EspeakEngine
+from telephony_tts.engines.hibari.engine import HibariEngine
 from telephony_tts.session.settings import BargeInSettings, SessionSettings
 from telephony_tts.wire import messages as m
 

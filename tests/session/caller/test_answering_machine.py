@@ -9,7 +9,7 @@ import pytest
 from world import World
 
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 from telephony_tts.session.settings import BargeInSettings, CallerSettings, SessionSettings
 from telephony_tts.wire import messages as m
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from speech_line import BOT, CALLERS, HOUSE_DBOV, SpeechLine, at_level, model, speech
 
-from telephony_tts.errors import AudioError
+from telephony_tts.runtime.errors import AudioError
 from telephony_tts.session.settings import BargeInSettings, CallerSettings
 from telephony_tts.wire import messages as m
 

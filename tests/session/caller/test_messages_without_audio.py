@@ -17,19 +17,19 @@ from speech_line import BOT, SpeechLine, speech
 from test_answering_machine import tone
 
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.doors.asterisk.codec import AsteriskCodec
+from telephony_tts.doors.exotel.codec import ExotelCodec
+from telephony_tts.doors.freeswitch.codec import FreeSwitchCodec
+from telephony_tts.doors.genesys.codec import GenesysCodec
+from telephony_tts.doors.jambonz.codec import JambonzCodec
+from telephony_tts.doors.plivo.codec import PlivoCodec
+from telephony_tts.doors.signalwire.codec import SignalWireCodec
+from telephony_tts.doors.telnyx.codec import TelnyxCodec, TelnyxOptions
+from telephony_tts.doors.twilio.codec import TwilioCodec
+from telephony_tts.doors.vonage.codec import VonageCodec
 from telephony_tts.session.settings import BargeInSettings, CallerSettings
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.asterisk import AsteriskCodec
-from telephony_tts.wire.exotel import ExotelCodec
-from telephony_tts.wire.freeswitch import FreeSwitchCodec
-from telephony_tts.wire.genesys import GenesysCodec
-from telephony_tts.wire.jambonz import JambonzCodec
 from telephony_tts.wire.native_media import NativeMediaCodec
-from telephony_tts.wire.plivo import PlivoCodec
-from telephony_tts.wire.signalwire import SignalWireCodec
-from telephony_tts.wire.telnyx import TelnyxCodec, TelnyxOptions
-from telephony_tts.wire.twilio import TwilioCodec
-from telephony_tts.wire.vonage import VonageCodec
 from torture.dialects import DIALECTS
 
 PAUSES = BargeInSettings(enabled=True, action="pause")

@@ -12,7 +12,7 @@ from sip_bridge.ari import messages as a
 from sip_bridge.ari.leftovers import Leftovers, MixingBridge, bridges_of, channels_of, rtp_end_of
 from sip_bridge.ari.media import dial_url
 from sip_bridge.config import load
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 # As Asterisk 22.10 sent them.
 STASIS_START = """{"type":"StasisStart","timestamp":"2026-11-20T19:55:26.894+0000","args":[],"channel":

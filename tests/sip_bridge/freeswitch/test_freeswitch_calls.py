@@ -20,7 +20,7 @@ from server_rig import TOKEN, bot_of, event, tones, tts_server
 from standin_freeswitch import PASSWORD, StandinChannel, StandinFreeSwitch
 from websockets.asyncio.client import ClientConnection
 
-from telephony_tts import metrics
+from telephony_tts.ops import metrics
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.timed
@@ -324,7 +324,7 @@ def test_a_server_that_is_killed_ends_the_telephone_call(tmp_path: Path, module:
 def test_without_a_bridge_the_call_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("telephony_tts.transport.freeswitch_leg._REPORT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("telephony_tts.doors.freeswitch.leg._REPORT_TIMEOUT_S", 0.4)
 
     async def main() -> None:
         async with tts_server() as server, StandinFreeSwitch(tmp_path).running() as switch:

@@ -12,9 +12,9 @@ import pytest
 from sip_bridge.config import load
 from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
 from sip_bridge.freeswitch.ownership import _LAST_RESORT_S
-from telephony_tts.errors import ConfigError
+from telephony_tts.doors.freeswitch.codec import CALL_HEADER, CALLER_HEADERS
+from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.transport.server import _LEGS
-from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "freeswitch"

@@ -13,7 +13,7 @@ from process_rig import running
 from server_rig import TOKEN, bot_of, tts_server
 from standin_freeswitch import PASSWORD, StandinChannel, StandinFreeSwitch
 
-from telephony_tts.engines.fake import recognise
+from telephony_tts.engines.fake.engine import recognise
 
 pytestmark = pytest.mark.timed
 

@@ -13,7 +13,7 @@ from sip_bridge.app import SipBridge
 from sip_bridge.config import load
 from sip_bridge.rtp.codec import FORMATS, rtp_codec
 from sip_bridge.rtp.packets import RtpReceiver, RtpSender
-from telephony_tts.errors import FormatUnavailable
+from telephony_tts.runtime.errors import FormatUnavailable
 
 TYPES = {"ulaw": (0, 8000), "alaw": (8, 8000), "g722": (9, 16_000)}
 

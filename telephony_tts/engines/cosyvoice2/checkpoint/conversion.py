@@ -33,7 +33,7 @@ from telephony_tts.engines.cosyvoice2.model.config import EOS, N_SPEECH_ROWS, N_
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE, SETTINGS_NAMES, TOKENIZER_DIR, TOKENIZER_FILES
 from telephony_tts.engines.cosyvoice2.model.lm.lm import BODY
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 Layout = Literal["vllm", "hf"]
 DtypeName = Literal["bfloat16", "float16", "float32"]

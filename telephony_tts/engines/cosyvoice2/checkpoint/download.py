@@ -31,7 +31,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     VOCODER_FILE,
     is_first_generation,
 )
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from telephony_tts.errors import ConfigError, EngineUnavailable, how_to_get
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable, how_to_get
 
 CHUNK_BYTES = 1 << 16
 """Bytes that are written at a time. An unfinished chunk is lost when the connection breaks, so large chunks would never

@@ -54,7 +54,7 @@ from telephony_tts.engines.cosyvoice2.model.state import Shape
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import byte_letters
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 Size = Literal["tiny", "full"]
 FamilyName = Literal["cosyvoice2", "300m"]

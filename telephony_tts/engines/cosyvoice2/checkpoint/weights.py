@@ -70,7 +70,7 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import how_to_get_ranks, ranks_path, read_ranks
 from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, shell_command
+from telephony_tts.runtime.errors import ConfigError, EngineError, EngineUnavailable, shell_command
 
 T = TypeVar("T")
 CheckWanted = Callable[[], object]

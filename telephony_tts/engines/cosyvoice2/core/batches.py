@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.model.failures import isolated
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, voicing_track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
@@ -44,7 +43,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
 from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, Stream
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.clock import monotonic_ns
+from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
+from telephony_tts.runtime.clock import NS_PER_S
 
 _HALF_LIFE_S = 5.0
 MOST_IN_FLIGHT = 2

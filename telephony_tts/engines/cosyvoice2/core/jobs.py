@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Need,
@@ -18,7 +17,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
 from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.clock import NS_PER_S
+from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.runner import Track

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK
-from telephony_tts.errors import UnknownVoice
+from telephony_tts.runtime.errors import UnknownVoice
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt

@@ -22,8 +22,8 @@ from enum import Enum, IntEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
+from telephony_tts.runtime.clock import NS_PER_MS
 
 NEW_STREAM_DELAY_NS = 1000 * NS_PER_MS
 """How much later new streams are due while an active stream would underrun."""

@@ -38,7 +38,7 @@ from telephony_tts.engines.cosyvoice2.text.prompting import GrowingText, Request
 from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe
 from telephony_tts.engines.cosyvoice2.text.word_clock import WordClock
 from telephony_tts.engines.words import without_endless_words
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 MAX_SPEECH_TOKENS = 2250
 """Of a piece: 90 s. The longest piece needs 70 s. It stops a model that never draws a stop id."""

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns, thread_cpu_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.choice import BY_EXACTNESS, WORTH, CpuTimings
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
@@ -53,6 +52,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import Reach, spans
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns, thread_cpu_ns
 
 TIMING_VERSION = 5
 """Raise it when other work is timed, or in another way: kept timings of other versions are not read."""

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.engines.cosyvoice2.device.decode_steps import DecodeSteps
 from telephony_tts.engines.cosyvoice2.device.prompt_steps import PromptSteps
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
@@ -31,6 +30,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.prefill import extend_batch
 from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
+from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 
 MOST_AHEAD_NS = 50 * NS_PER_MS
 """On a CPU a batch draws one id for each row, and no further one after this time. Until a batch ends, a cancelled

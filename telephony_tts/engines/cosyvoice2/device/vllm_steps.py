@@ -38,7 +38,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.lm.lm import PromptTables
 from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.cosyvoice2.choice import (
     CpuShare,
     CpuTimings,
@@ -31,7 +30,8 @@ from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_model, c
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.settings import INT8, Precision, Settings
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import EngineUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     UtteranceEvent,
     packed,
 )
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.core.core import Core

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.runtime.errors import TelephonyTTSError
 
 
 @dataclass(frozen=True, slots=True)

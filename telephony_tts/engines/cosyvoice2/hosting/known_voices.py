@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import VoicesRead
@@ -20,7 +19,8 @@ from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDE
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, misfits
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import FileStamp
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import ConfigError, EngineError
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import is_converted
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory, model_sizes
@@ -28,7 +27,8 @@ from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKERS_FILE
 from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError, EngineUnavailable, shell_command
+from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, shell_command
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 READ_S = 30.0
 """The longest wait for a reading. It takes some milliseconds, and as long as a restart if the process fails."""

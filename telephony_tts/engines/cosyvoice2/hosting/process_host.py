@@ -20,7 +20,6 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink, Order, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.hosting.pending_reads import PendingReads, in_order
@@ -43,7 +42,8 @@ from telephony_tts.engines.cosyvoice2.hosting.stall_judge import (
     StallVerdict,
 )
 from telephony_tts.engines.cosyvoice2.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.clock import NS_PER_S
+from telephony_tts.runtime.errors import EngineError
 
 log = logging.getLogger(__name__)
 

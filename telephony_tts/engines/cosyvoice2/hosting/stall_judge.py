@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from telephony_tts.clock import NS_PER_MS, NS_PER_S
+from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S
 
 CHECK_INTERVAL_NS = 250 * NS_PER_MS
 """Call `StallJudge.check` this often."""

@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, lanes
 from telephony_tts.engines.cosyvoice2.hosting.pending_reads import PendingReads, in_order
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import VoicesRead
 from telephony_tts.engines.cosyvoice2.settings import Settings
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.core.core import Core

@@ -30,7 +30,7 @@ from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import (
 )
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import HEADER, packed
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import partial_path, voice_path
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 IDLE_S = 60.0
 MAKE_S = 120.0

@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import (
     VoiceRefused,
 )
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import HEADER, packed
-from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.runtime.errors import EngineError, TelephonyTTSError
 
 NICENESS = 10
 """The calls go first."""

@@ -1,5 +1,5 @@
 // The convolutions of kokoro's generator in bfloat16, each with the adaptive norm and the snake, or the leaky ReLU, before
-// it and the sum behind it. `engines/kokoro_generator.py` calls them. Part of kernels.cpp.
+// it and the sum behind it. `engines/kokoro/generator.py` calls them. Part of kernels.cpp.
 
 extern "C" {
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from telephony_tts.errors import shell_command
+from telephony_tts.runtime.errors import shell_command
 
 log = logging.getLogger(__name__)
 

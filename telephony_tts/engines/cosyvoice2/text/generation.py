@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelFamily,
 )
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 MIN_TOKENS_PER_TEXT, MAX_TOKENS_PER_TEXT = 2, 20
 """Speech ids for each text token, at least and at most (specification 4.2)."""

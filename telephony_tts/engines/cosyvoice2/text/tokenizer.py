@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from telephony_tts.errors import EngineUnavailable, shell_command
+from telephony_tts.runtime.errors import EngineUnavailable, shell_command
 
 END_OF_PROMPT = "<|endofprompt|>"
 """Ends an instruction before the text."""

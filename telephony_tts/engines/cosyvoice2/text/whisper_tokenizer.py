@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from telephony_tts.engines.cosyvoice2.model.file_names import RANKS_FILE
 from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe
-from telephony_tts.errors import EngineUnavailable, shell_command
+from telephony_tts.runtime.errors import EngineUnavailable, shell_command
 
 N_BYTES = 256
 N_CONTROL = 1609

@@ -43,7 +43,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice import (
     wav_of,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info, unreadable
-from telephony_tts.errors import (
+from telephony_tts.runtime.errors import (
     ConfigError,
     EngineError,
     EngineUnavailable,

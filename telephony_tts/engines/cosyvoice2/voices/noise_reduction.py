@@ -15,7 +15,7 @@ import torch
 
 from telephony_tts.engines.cosyvoice2.voices.recording_check import LOUD_SHARE
 from telephony_tts.engines.cosyvoice2.voices.voice import Recording, frame_levels_db
-from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get
+from telephony_tts.runtime.errors import AudioError, EngineUnavailable, how_to_get
 
 DENOISED = ("denoised_by", "denoised_db")
 """What the provenance of a voice says: by what the noise was reduced, and by how many dB in the quietest stretch."""

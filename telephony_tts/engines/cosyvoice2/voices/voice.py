@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.voices.features import (
     resample,
     whisper_mel,
 )
-from telephony_tts.errors import AudioError, EngineUnavailable, how_to_get, shell_command
+from telephony_tts.runtime.errors import AudioError, EngineUnavailable, how_to_get, shell_command
 
 MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from telephony_tts.clock import unix_ns
-from telephony_tts.errors import ConfigError, UnknownVoice
+from telephony_tts.runtime.clock import unix_ns
+from telephony_tts.runtime.errors import ConfigError, UnknownVoice
 
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"\w[\w.-]{0,63}")

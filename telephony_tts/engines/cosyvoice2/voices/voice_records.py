@@ -13,9 +13,9 @@ import struct
 from collections.abc import Mapping
 from stat import S_ISREG
 
-from telephony_tts.clock import monotonic_ns, unix_s
 from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import FileStamp, VoiceFolder, is_valid_name
+from telephony_tts.runtime.clock import monotonic_ns, unix_s
 
 log = logging.getLogger(__name__)
 

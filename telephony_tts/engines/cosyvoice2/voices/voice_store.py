@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.model.config import N_MELS
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, aligned, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder, partial_path
 from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT
-from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice, shell_command
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable, UnknownVoice, shell_command
 
 FORMAT = "telephony-tts cosyvoice2 voice 1"
 _TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")

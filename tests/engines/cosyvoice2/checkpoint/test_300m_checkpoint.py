@@ -16,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, load_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, official_300m
 from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 torch.set_num_threads(1)
 

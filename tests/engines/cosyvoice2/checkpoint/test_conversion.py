@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from telephony_tts.cli import main
+from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint import conversion
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import Layout, convert, is_converted
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.model.config import EOS, N_SPEECH_ROWS
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 LAYOUTS: tuple[Layout, ...] = ("vllm", "hf")
 both = pytest.mark.parametrize("layout", LAYOUTS)

@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_dire
 from telephony_tts.engines.cosyvoice2.voices.enrolment import ListedVoice, list_voices
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, Recording, extract, open_graph
 from telephony_tts.engines.cosyvoice2.voices.voice_store import FORMAT, VoiceStore, read_spk2info
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.errors import AudioError, ConfigError, EngineUnavailable, UnknownVoice
 
 torch.set_num_threads(1)
 DEEP = 100_000

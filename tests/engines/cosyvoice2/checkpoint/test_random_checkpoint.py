@@ -16,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.voices.voice import open_graph
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
-from telephony_tts.errors import ConfigError
+from telephony_tts.runtime.errors import ConfigError
 
 torch.set_num_threads(1)
 

@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 torch.set_num_threads(1)
 OFFICIAL = Path(__file__).parents[1] / "vectors" / "front" / "official_shapes.json.gz"

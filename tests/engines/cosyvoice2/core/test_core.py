@@ -32,7 +32,6 @@ from speaking import (
     spoken,
 )
 
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -47,7 +46,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage, lanes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.clock import NS_PER_MS
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

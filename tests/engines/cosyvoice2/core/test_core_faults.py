@@ -34,7 +34,7 @@ from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, UnknownVoice
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ import pytest
 from few_steps import FEW_EULER
 from speaking import N_SLOTS, SENTENCE, TOGETHER, Rig, Stepped, Watched
 
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core import core
 from telephony_tts.engines.cosyvoice2.core.orders import Event
@@ -19,6 +18,7 @@ from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock
 from telephony_tts.engines.cosyvoice2.device import runner
 from telephony_tts.engines.cosyvoice2.device.runner import Sound
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.runtime.clock import NS_PER_MS
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from conformance import speak
 from service_rig import core_of, started
 from speaking import NEIGHBOUR, SENTENCE
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
+from telephony_tts.runtime.clock import monotonic_ns
 
 pytestmark = pytest.mark.slow
 

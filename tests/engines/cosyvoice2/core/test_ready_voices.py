@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices
-from telephony_tts.errors import UnknownVoice
+from telephony_tts.runtime.errors import UnknownVoice
 
 
 def thing() -> Any:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from speaking import Rig, Stepped, Watched, spoken
 
-from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.cosyvoice2.device import lm_steps
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import CPU_RUN_AHEAD, Track
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.runtime.clock import NS_PER_MS
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.text import prompting
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

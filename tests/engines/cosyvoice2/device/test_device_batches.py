@@ -26,7 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

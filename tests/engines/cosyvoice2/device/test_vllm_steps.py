@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.model.config import EOS, N_SPEECH_ROWS, UN
 from telephony_tts.engines.cosyvoice2.model.lm.lm import PromptTables
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed, SentenceDecoding
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 D = 8
 MAX_LEN = 50

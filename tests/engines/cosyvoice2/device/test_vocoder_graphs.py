@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder import recorded, steps
 from telephony_tts.engines.cosyvoice2.model.vocoder.recorded import END_FRAMES, RecordedChunks
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import ChunkStep
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

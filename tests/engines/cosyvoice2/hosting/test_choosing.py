@@ -17,7 +17,7 @@ from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, timings_of
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig, official_300m
 from telephony_tts.engines.cosyvoice2.settings import AUTO, Precision, Settings
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 OFFICIAL = ModelConfig()
 GIB = 1 << 30

@@ -30,8 +30,8 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import HEADER
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.settings import Settings, Timeouts
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 

@@ -48,7 +48,7 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable, UnknownVoice
 
 WAIT_S = 30.0
 MOST = 200

@@ -22,8 +22,8 @@ from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
-from telephony_tts.engines.fake import FakeEngine
-from telephony_tts.errors import EngineError
+from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("few_steps", "forks")]
 

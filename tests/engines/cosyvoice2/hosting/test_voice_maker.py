@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from telephony_tts import event_loop
 from telephony_tts.engines.cosyvoice2.hosting import voice_maker
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
 from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.hosting.loading import _record_graphs
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.clock import NS_PER_S
+from telephony_tts.runtime.errors import EngineError
 
 
 def runner(n_graphs: int, *, records: bool = True) -> Runner:

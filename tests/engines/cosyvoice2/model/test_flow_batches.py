@@ -39,7 +39,7 @@ from telephony_tts.engines.cosyvoice2.model.flow import device_backend
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow
 

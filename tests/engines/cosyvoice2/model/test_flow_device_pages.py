@@ -34,7 +34,7 @@ from telephony_tts.engines.cosyvoice2.model.flow import device_backend
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import ZERO_PAGE, DevicePage, page_nbytes
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 pytestmark = pytest.mark.slow
 

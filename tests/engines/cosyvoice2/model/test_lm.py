@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
 from telephony_tts.engines.cosyvoice2.model.lm.lm import AttendSlots, KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding, whole_prompt
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "lm.npz"
 UNLIKELY = -60.0

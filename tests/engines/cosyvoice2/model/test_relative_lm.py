@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.model.config import RelativeLmConfig
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import part_of
 from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 CONFIG = RelativeLmConfig(n_text_rows=40, d_text=12, d_model=32, n_heads=4, d_ff=48, n_text_layers=2, n_layers=3)
 TEXT, SPEECH = (3, 39, 0, 17, 5), (4095, 0, 77)

@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.text.generation import (
     SentenceDecoding,
     whole_prompt,
 )
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
 """With the official mix."""

@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.text import prompting
 from telephony_tts.engines.cosyvoice2.text.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.errors import EngineError, EngineUnavailable
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from parity_front import check_tokenizer
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import byte_letters, write_tokenizer
 from telephony_tts.engines.cosyvoice2.model.config import LmConfig
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "front"
 

@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import (
     ranks_path,
     read_ranks,
 )
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 WORDS = [" the", "xyz", "zw", " call", "thank", " you", "ing", "aaa", "abab", "12", "你好", "!!"]
 PIECES = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?!\S)|\s+")

@@ -10,7 +10,7 @@ import torch
 from telephony_tts.engines.cosyvoice2.voices import enrolment
 from telephony_tts.engines.cosyvoice2.voices.enrolment import ListedVoice, transcript_warnings
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.voices.enrolment import check_recording, d
 from telephony_tts.engines.cosyvoice2.voices.noise_reduction import reduced
 from telephony_tts.engines.cosyvoice2.voices.recording_check import checked
 from telephony_tts.engines.cosyvoice2.voices.voice import MAX_CLIPPED, Recording, clipped_share
-from telephony_tts.errors import AudioError, EngineUnavailable
+from telephony_tts.runtime.errors import AudioError, EngineUnavailable
 
 NOISE = 0.005
 """The level of the noise: -46 dBFS."""

@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice import (
     prepared,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, UnknownVoice
+from telephony_tts.runtime.errors import AudioError, ConfigError, EngineUnavailable, UnknownVoice
 
 torch.set_num_threads(1)
 

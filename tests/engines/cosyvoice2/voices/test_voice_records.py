@@ -16,7 +16,7 @@ from telephony_tts.engines.api import Voice
 from telephony_tts.engines.cosyvoice2.voices import voice_records
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import SUFFIX, VoiceFolder
 from telephony_tts.engines.cosyvoice2.voices.voice_records import ABOUT, UNKNOWN, VoiceRecords, read_record
-from telephony_tts.keys.key_file import NAME
+from telephony_tts.ops.keys.key_file import NAME
 
 RECORD = {"owner": "acme", "consent_by": "Anna", "consent_on": "2026-01-31", "consent_for": "calls"}
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 ZERO_PAGE, SCRATCH_PAGE = 0, 1
 """Their rows in each memory."""

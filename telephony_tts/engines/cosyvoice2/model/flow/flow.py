@@ -57,7 +57,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import (
 )
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.state import State
-from telephony_tts.errors import EngineUnavailable
+from telephony_tts.runtime.errors import EngineUnavailable
 
 Weights = Literal["float", "int8"]
 

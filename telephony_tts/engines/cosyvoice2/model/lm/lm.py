@@ -35,7 +35,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 BODY = "llm.model.model."
 TEXT_HEAD = "llm.model.lm_head.weight"

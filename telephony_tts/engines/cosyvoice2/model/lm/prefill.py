@@ -22,7 +22,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 PREFILL_CHUNK = 256
 """Most positions of one utterance in a run, so that a long prompt needs little memory."""

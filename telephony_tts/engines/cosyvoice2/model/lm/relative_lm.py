@@ -37,7 +37,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.weights import int8_map
 from telephony_tts.engines.cosyvoice2.model.relative import by_key, relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from telephony_tts.errors import EngineError
+from telephony_tts.runtime.errors import EngineError
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
