@@ -22,7 +22,7 @@ from harness import report
 from harness.waiting_device import COST_OF_RUN, PRICES
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog
 from telephony_tts.bench import runs, subject
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.engines.api import Engine
@@ -85,7 +85,7 @@ async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[st
         },
     )
     runs.TOLD_WITHIN_S = 0.0
-    engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
+    engine = next(engine for engine in build_catalog(settings).engines if engine.name == "cosyvoice2")
     await engine.start()
     try:
         await Callers(engine, utterances(_TURN_S), Load(1, 1, _TURN_S).warm_up()).run()

@@ -36,7 +36,8 @@ from harness.recogniser import Recogniser, RecogniserUnavailable
 from harness.telephone_sound import RATE_HZ, loudness_dbm0
 
 from telephony_tts.app import config, offline
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import local_engine
+from telephony_tts.app.settings import session_settings
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.cli.settings import config_flags, overrides
 from telephony_tts.engines.api import Chunk, Engine, EngineStats, Pcm, Utterance, Voice
@@ -138,11 +139,11 @@ class Speaker:
         if name == "cosyvoice2" and settings.engines.cosyvoice2.model is None:
             raise ConfigError("cosyvoice2 has no model: add --set engines.cosyvoice2.model=DIR (docs/cosyvoice2.md)")
         try:
-            engine = app.local_engine(settings, name)
+            engine = local_engine(settings, name)
         except KeyError:
             raise ConfigError(f"unknown engine {name!r}; expected hibari, kokoro, espeak or cosyvoice2") from None
         self._engine = _InTime(engine)
-        self._speech = app.session_settings(settings)
+        self._speech = session_settings(settings)
 
     async def __aenter__(self) -> Speaker:
         await self._engine.start()

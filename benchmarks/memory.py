@@ -78,7 +78,8 @@ def _judge(run: dict[str, Any]) -> dict[str, Any]:
 async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     """Run calls and interruptions against a server in this process; then count what is left of them."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import build_catalog
+    from telephony_tts.app.settings import transport_settings
     from telephony_tts.ops import logs
     from telephony_tts.transport.server import Server
 
@@ -86,10 +87,10 @@ async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     overrides = {"server.port": 0, "engines.default": "fake", "limits.text_chars_per_s": 0}
     settings = config.load(None, {**overrides, "limits.max_frame_lateness_ms": 10_000})
     logs.setup(settings.log, nowhere)
-    catalog = app.build_catalog(settings)
+    catalog = build_catalog(settings)
     await catalog.start()
     try:
-        async with Server(app.transport_settings(settings), catalog).running() as server:
+        async with Server(transport_settings(settings), catalog).running() as server:
             spec = {"port": server.port, "server_pid": None, "n": n, "width": 4, "samples": 1}
             await churn.calls(spec)
             await churn.barge_ins(spec, hang_up=True)

@@ -43,7 +43,7 @@ from forked_process import serve
 serve(int(sys.argv[1]), sys.argv[2].splitlines(), own)
 """
 SERVER_IMPORTS = (
-    "telephony_tts.cli.main", "telephony_tts.app.server", "telephony_tts.http_api.asgi", "anyio._backends._asyncio",
+    "telephony_tts.cli.main", "telephony_tts.app.serving", "telephony_tts.http_api.asgi", "anyio._backends._asyncio",
     "av", "uvloop",
 )  # fmt: skip
 """What the command line and its server import, but for onnxruntime, whose import starts a thread."""

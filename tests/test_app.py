@@ -14,7 +14,11 @@ from clean_run import until
 from log_lines import lines
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.examination import findings
+from telephony_tts.app.reloads import Reloads
+from telephony_tts.app.serving import Served, serve
+from telephony_tts.app.settings import open_keys, transport_settings
+from telephony_tts.app.spans import close_tracing
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.ops.lexicon_files import LexiconFiles
 from telephony_tts.ops.watched_file import WatchedFile
@@ -39,17 +43,17 @@ def test_recordings_are_closed_although_an_engine_cannot_be(tmp_path: Path, monk
         closed.append("recordings")
         await close_recordings(recordings)
 
-    monkeypatch.setattr(app, "installed", lambda engine: False)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda engine: False)
     monkeypatch.setattr(Catalog, "close", cannot_close)
     monkeypatch.setattr(Recordings, "close", close)
     flags = {"engines.default": "fake", "server.port": 0, "recordings.folder": str(tmp_path / "kept")}
     settings = config.load(None, flags, environ={})
 
-    def stop(served: app.Served) -> None:
+    def stop(served: Served) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(RuntimeError, match="the engine hangs"):
-        asyncio.run(asyncio.wait_for(app.serve(settings, stop), 20))
+        asyncio.run(asyncio.wait_for(serve(settings, stop), 20))
     assert closed == ["engines", "recordings"]
 
 
@@ -72,7 +76,7 @@ def test_lexicons_are_checked_again_after_a_check_that_failed(
     monkeypatch.setattr(LexiconFiles, "reload", fails_first)
 
     async def main() -> None:
-        reloads = app.Reloads()
+        reloads = Reloads()
         reloads.add(lexicons.reload, lambda _: None, 0.01)
         with reloads.running():
             file.write_text("SQL: sequel\nGIF: jif\n")
@@ -87,13 +91,13 @@ def test_keys_that_were_refused_once_are_used_soon_after_one_hangup_signal(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A machine without memory or threads must not leave a revoked key in use."""
-    monkeypatch.setattr(app, "_RELOAD_AGAIN_S", 0.05, raising=False)
+    monkeypatch.setattr("telephony_tts.app.reloads._RELOAD_AGAIN_S", 0.05, raising=False)
     file = tmp_path / "keys.yaml"
     file.write_text("keys: {a: {token: one}}")
     settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
-    keys = app.open_keys(settings)
+    keys = open_keys(settings)
     assert keys is not None
-    ring = app.transport_settings(settings, keys=keys).keys
+    ring = transport_settings(settings, keys=keys).keys
     start, use = threading.Thread.start, ring.replace
     refusals = {"thread": [RuntimeError("can't start new thread")], "use": [MemoryError()]}[refused]
 
@@ -108,7 +112,7 @@ def test_keys_that_were_refused_once_are_used_soon_after_one_hangup_signal(
         use(content)  # type: ignore[arg-type]
 
     async def main() -> None:
-        reloads = app.Reloads()
+        reloads = Reloads()
         reloads.add(keys.reload, uses, settings.keys.check_s)
         with reloads.running():
             file.write_text("keys: {b: {token: two}}")
@@ -144,7 +148,7 @@ def test_a_check_that_was_refused_loses_no_content(
         used.append(content)
 
     async def main() -> None:
-        reloads = app.Reloads()
+        reloads = Reloads()
         reloads.add(watched.reload, uses, 0.01)
         file.write_text("second")
         monkeypatch.setattr(threading.Thread, "start", starts)
@@ -161,12 +165,12 @@ def test_a_hangup_signal_has_files_read_at_once(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("keys: {a: {token: one}}")
     settings = config.load(None, {"keys.file": str(file), "keys.check_s": 0}, {})
-    keys = app.open_keys(settings)
+    keys = open_keys(settings)
     assert keys is not None
-    ring = app.transport_settings(settings, keys=keys).keys
+    ring = transport_settings(settings, keys=keys).keys
 
     async def main() -> None:
-        reloads = app.Reloads()
+        reloads = Reloads()
         reloads.add(keys.reload, ring.replace, settings.keys.check_s)
         with reloads.running():
             file.write_text("keys: {a: {token: two}, b: {token: three}}")
@@ -194,7 +198,7 @@ def test_the_end_of_a_server_goes_on_if_no_thread_can_send_the_last_spans(
     async def main() -> None:
         with monkeypatch.context() as full:
             full.setattr(threading.Thread, "start", refuse)
-            await app._close_tracing(LastSpans())  # type: ignore[arg-type]
+            await close_tracing(LastSpans())  # type: ignore[arg-type]
 
     asyncio.run(main())
     assert lines(caplog, "spans_lost") == [{"why": "can't start new thread"}]
@@ -206,7 +210,7 @@ def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.Mo
     monkeypatch.setattr(sound_store, "INCLUDED", {"hold": lambda: end_of_wait.wait(20)})
     flags = {"engines.timeout_s": 5, "engines.stall_s": 4, "engines.restart_wait_s": 4}
     settings = config.load(None, flags, environ={})
-    find_sound = app.transport_settings(settings).find_sound
+    find_sound = transport_settings(settings).find_sound
     assert find_sound is not None
 
     async def main() -> None:
@@ -222,12 +226,12 @@ def test_a_call_waits_less_for_a_sound_than_for_an_engine(monkeypatch: pytest.Mo
 
 def test_an_examination_whose_process_ends_at_once_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvloop may have seen its end before the configuration is written, or not."""
-    monkeypatch.setattr(app, "sys", SimpleNamespace(executable="/bin/false"))
+    monkeypatch.setattr("telephony_tts.app.examination.sys", SimpleNamespace(executable="/bin/false"))
     settings = config.load(None, {}, {})
 
     async def main() -> None:
         for _ in range(25):
             with pytest.raises(EngineError, match="the examination failed"):
-                await app.findings(settings)
+                await findings(settings)
 
     event_loop.run(main())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from telephony_tts.app import server as app
+from telephony_tts.app.serving import Served, _host_here
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.cli import bench as cli_bench
 from telephony_tts.cli.main import main
@@ -273,7 +273,7 @@ def test_an_unusable_address_is_reported_with_the_flag_to_change(
     def run(settings: object, announce: object) -> None:
         raise BaseExceptionGroup("of a task group", [error])
 
-    monkeypatch.setattr(app, "run", run)
+    monkeypatch.setattr("telephony_tts.app.processes.run", run)
     assert main(["serve", "--host", host]) == 2
     assert capsys.readouterr().err == f"telephony-tts: cannot listen on {told}\n"
 
@@ -288,8 +288,8 @@ def announced(flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         Voice("emma", "hibari", ("en-GB",), 24_000),
         Voice("anna", "cosyvoice2", ("zh", "en"), 24_000),
     )
-    served = app.Served("ws://127.0.0.1:8080", 8080, voices, {n: EngineStats() for n in ("hibari", "cosyvoice2")})
-    monkeypatch.setattr(app, "run", lambda settings, announce: announce(served))
+    served = Served("ws://127.0.0.1:8080", 8080, voices, {n: EngineStats() for n in ("hibari", "cosyvoice2")})
+    monkeypatch.setattr("telephony_tts.app.processes.run", lambda settings, announce: announce(served))
     assert main(["serve", *flags]) == 0
     return capsys.readouterr().out
 
@@ -379,7 +379,7 @@ def test_the_announced_address_for_a_platform(
     ],
 )
 def test_the_address_of_a_server_on_its_own_machine(host: str, here: str) -> None:
-    assert app._host_here(host) == here
+    assert _host_here(host) == here
 
 
 def test_without_npx_the_announced_client_is_that_of_websockets(

@@ -17,7 +17,7 @@ import soxr
 import torch
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog, voice_directory
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -170,9 +170,9 @@ def test_the_folder_can_be_set_in_the_configuration(
     assert main(["voices", "add", "anna", "--wav", str(recording), "--config", str(file)]) == 0
     assert os.listdir(tmp_path / "mine") == ["anna.safetensors"] and stored(model) == []
     settings = config.load(str(file))
-    assert app.voice_directory(settings) == tmp_path / "mine"
-    assert app.voice_directory(config.load(None, {"engines.cosyvoice2.model": "m"})) == Path("m/voices")
-    assert app.voice_directory(config.Config()) is None
+    assert voice_directory(settings) == tmp_path / "mine"
+    assert voice_directory(config.load(None, {"engines.cosyvoice2.model": "m"})) == Path("m/voices")
+    assert voice_directory(config.Config()) is None
     capsys.readouterr()
     assert main(["voices", "list", "--voices", str(tmp_path / "mine")]) == 0, "a folder alone can be listed"
     assert "cosyvoice2/anna" in capsys.readouterr().out
@@ -583,7 +583,7 @@ def test_the_list_equals_the_engines_and_needs_no_weights(
     assert "cosyvoice2/broken cannot be used" in told.err and "cosyvoice2/wide cannot be used" in told.err
 
     own = {"engines.cosyvoice2.model": str(model), "engines.cosyvoice2.isolation": "thread"}
-    catalog = app.build_catalog(config.load(None, own))
+    catalog = build_catalog(config.load(None, own))
 
     async def names() -> list[str]:
         await catalog.start()

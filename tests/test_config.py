@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from telephony_tts.app.config import Config, doubtful_settings, load
-from telephony_tts.app.server import transport_settings
+from telephony_tts.app.settings import transport_settings
 from telephony_tts.runtime.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.app import doctor
-from telephony_tts.app import server as app
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.cli.main import main
 
@@ -21,7 +20,7 @@ FLAGS = ("doctor", "--set", "engines.default=fake", "--set", "server.port=0", "-
 @pytest.fixture(autouse=True)
 def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the other engines, which would load and speak in each test."""
-    monkeypatch.setattr(app, "installed", lambda engine: False)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda engine: False)
 
 
 def line_of(capsys: pytest.CaptureFixture[str], part: str) -> str:

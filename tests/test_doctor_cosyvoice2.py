@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from telephony_tts.app import config, doctor
-from telephony_tts.app import server as app
 from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
@@ -115,7 +114,7 @@ ON_A_GPU = ["--set", "engines.cosyvoice2.device=cuda"]
 @pytest.fixture
 def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the other engines, which would load and speak in each test."""
-    monkeypatch.setattr(app, "installed", lambda engine: False)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda engine: False)
 
 
 def gpu_lines(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:

@@ -152,12 +152,12 @@ def test_a_joint_is_compared_with_the_whole_clause() -> None:
 def test_the_sentences_are_read_as_a_person_reads_them() -> None:
     """The characters with more than one reading that the sentences annotate, by the front end of the Mandarin voice."""
     from telephony_tts.app import config, offline
-    from telephony_tts.app import server as app
+    from telephony_tts.app.settings import session_settings
     from telephony_tts.engines.catalog import Catalog
     from telephony_tts.engines.kokoro.engine import KokoroEngine
 
     engine = KokoroEngine()
-    catalog, speech = Catalog([engine], {}), app.session_settings(config.load(None, {}))
+    catalog, speech = Catalog([engine], {}), session_settings(config.load(None, {}))
     wrong: set[str] = set()
     for sentence in sentences("zh"):
         given = [engine.shown(each)["pinyin"] for *_, each in offline.utterances(sentence.text, catalog, speech)]

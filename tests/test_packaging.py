@@ -168,9 +168,9 @@ def test_the_base_install_builds_its_engines_without_any_package_of_an_extra() -
     source = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({hidden!r}))\n"
-        "from telephony_tts import app, config\n"
-        "app.installed = lambda engine: engine not in ('espeak', 'kokoro')\n"
-        "print([engine.name for engine in app.build_catalog(config.load(None, environ={})).engines])\n"
+        "from telephony_tts.app import config, engines\n"
+        "engines.installed = lambda engine: engine not in ('espeak', 'kokoro')\n"
+        "print([engine.name for engine in engines.build_catalog(config.load(None, environ={})).engines])\n"
     )
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=ROOT)
     assert run.stdout == "['hibari']\n", run.stderr

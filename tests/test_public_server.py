@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from telephony_tts.app import server as app
 from telephony_tts.app.config import Config, load
+from telephony_tts.app.settings import transport_settings
 from telephony_tts.cli.main import main
 from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.transport.settings import ServerSettings
@@ -35,24 +35,24 @@ def no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", PUBLIC)
 def test_without_a_token_a_public_address_is_refused_with_the_remedy(host: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        app.transport_settings(settings({}, host=host))
+        transport_settings(settings({}, host=host))
     told = refused.value.message
     assert told.startswith(f"server.host is {host}, ") and "\n" not in told
     remedies = ("openssl rand -hex 32", "TELEPHONY_TTS_TOKENS", "server.tokens_file", "--set server.open=true")
     assert all(remedy in told for remedy in remedies)
-    assert app.transport_settings(settings(TOKEN, host=host)).server.tokens == ("of-the-bot",)
-    assert app.transport_settings(settings({}, host=host, open=True)).server.tokens == ()
+    assert transport_settings(settings(TOKEN, host=host)).server.tokens == ("of-the-bot",)
+    assert transport_settings(settings({}, host=host, open=True)).server.tokens == ()
 
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str) -> None:
     """Pinned: the carrier's secret protects only the carrier's connections, and /v1/stream was open to everyone."""
-    assert app.transport_settings(settings({}, host=host)).server.host == host
+    assert transport_settings(settings({}, host=host)).server.host == host
     with pytest.raises(ConfigError, match=r"^twilio\.auth_token is set, .*server\.tokens_file") as refused:
-        app.transport_settings(settings(SECRET, host=host))
+        transport_settings(settings(SECRET, host=host))
     assert "of-the-carrier" not in refused.value.message
-    assert app.transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio.auth_token == "of-the-carrier"
-    assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio.auth_token == "of-the-carrier"
+    assert transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio.auth_token == "of-the-carrier"
+    assert transport_settings(settings(SECRET, host=host, open=True)).twilio.auth_token == "of-the-carrier"
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str)
 )
 def test_the_secrets_of_other_carriers_too_make_a_server_public(name: str, secrets: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} is set, .*server\.tokens_file"):
-        app.transport_settings(settings(secrets))
-    app.transport_settings(settings({**secrets, **TOKEN}))
+        transport_settings(settings(secrets))
+    transport_settings(settings({**secrets, **TOKEN}))
 
 
 @pytest.mark.parametrize("public_url", ["wss://voice.example.com", "https://192.0.2.7:8443/x"])
 def test_a_public_url_makes_a_local_server_public(public_url: str) -> None:
     """A proxy or a tunnel leads to it."""
     with pytest.raises(ConfigError, match=r"^server\.public_url is .*server\.tokens_file"):
-        app.transport_settings(settings({}, public_url=public_url))
-    assert app.transport_settings(settings(TOKEN, public_url=public_url)).server.public_url == public_url
-    assert app.transport_settings(settings({}, public_url=public_url, open=True)).server.tokens == ()
+        transport_settings(settings({}, public_url=public_url))
+    assert transport_settings(settings(TOKEN, public_url=public_url)).server.public_url == public_url
+    assert transport_settings(settings({}, public_url=public_url, open=True)).server.tokens == ()
     for local in ("ws://localhost:8080", "http://127.0.0.1:9000", "ws://[::1]:8080"):
-        assert app.transport_settings(settings({}, public_url=local)).server.public_url == local
+        assert transport_settings(settings({}, public_url=local)).server.public_url == local
 
 
 def test_an_empty_host_is_public() -> None:
@@ -114,7 +114,7 @@ def test_other_commands_need_no_token(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_doctor_reports_whether_a_token_is_needed(
     flags: tuple[str, ...], status: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "installed", lambda engine: False)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda engine: False)
     given = [part for flag in flags for part in ("--set", flag)]
     assert main(["doctor", *TONES, "--set", "server.port=0", *given]) == status
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " server  " in line]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.app.config import load
-from telephony_tts.app.server import build_catalog, session_settings, transport_settings
+from telephony_tts.app.engines import build_catalog
+from telephony_tts.app.settings import session_settings, transport_settings
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.disks import watch_disks
+from telephony_tts.app.settings import transport_settings
+from telephony_tts.app.spans import open_tracing
 from telephony_tts.ops.certificate import expires_s
 from telephony_tts.ops.metrics import value
 from telephony_tts.runtime.errors import ConfigError
@@ -22,10 +24,10 @@ def settings(**given: object) -> config.Config:
 
 def watched(watching: config.Config, monkeypatch: pytest.MonkeyPatch, until_s: float = 0.2) -> None:
     """Let the disks be measured a few times."""
-    monkeypatch.setattr(app, "_DISK_CHECK_S", 0.01)
+    monkeypatch.setattr("telephony_tts.app.disks._DISK_CHECK_S", 0.01)
 
     async def main() -> None:
-        task = asyncio.create_task(app._watch_disks(watching))
+        task = asyncio.create_task(watch_disks(watching))
         await asyncio.wait((task,), timeout=until_s)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -47,7 +49,7 @@ def test_the_space_of_the_folders_that_are_written_is_measured(
             raise FileNotFoundError(folder)
         return usage._replace(free=123_456)
 
-    monkeypatch.setattr(app.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     folders = {"recordings__folder": str(recordings), "phrases__folder": str(phrases)}
     watched(settings(**folders, phrases__enabled=True), monkeypatch)
     assert value("telephony_tts_disk_free_bytes", folder="recordings") == 123_456
@@ -59,7 +61,7 @@ def test_the_space_of_the_folders_that_are_written_is_measured(
 
 
 def test_a_server_that_writes_nothing_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.shutil, "disk_usage", lambda folder: pytest.fail(f"{folder} was measured"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: pytest.fail(f"{folder} was measured"))
     watched(settings(phrases__folder="/nowhere"), monkeypatch)
 
 
@@ -71,16 +73,16 @@ def test_the_end_of_the_certificate_is_that_of_the_loaded_file(tmp_path: Path) -
          str(key), "-out", str(cert)],
         capture_output=True, check=True,
     )  # fmt: skip
-    app.transport_settings(settings(server__tls__cert=str(cert), server__tls__key=str(key)))
+    transport_settings(settings(server__tls__cert=str(cert), server__tls__key=str(key)))
     told_s = value("telephony_tts_certificate_expires_timestamp_seconds", setting="server.tls.cert")
     assert told_s == expires_s(str(cert)) > 0
 
 
 def test_an_endpoint_without_its_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert app.open_tracing(settings()) is None
-    monkeypatch.setattr(app, "installed", lambda part: False)
+    assert open_tracing(settings()) is None
+    monkeypatch.setattr("telephony_tts.app.spans.installed", lambda part: False)
     with pytest.raises(ConfigError, match=r"tracing\.endpoint .*\[otel\]"):
-        app.open_tracing(settings(tracing__endpoint="http://127.0.0.1:4318/v1/traces"))
+        open_tracing(settings(tracing__endpoint="http://127.0.0.1:4318/v1/traces"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from functools import lru_cache
 import yaml
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.processes import run
 from telephony_tts.engines.fake import engine as fake
 from torture import defects
 
@@ -41,7 +41,7 @@ def main() -> None:
         key, _, value = word.partition("=")
         settings[key] = yaml.safe_load(value)
     signal.signal(signal.SIGUSR2, lambda _number, _frame: step_clock())
-    app.run(config.load(None, settings), ready)
+    run(config.load(None, settings), ready)
 
 
 def ready(served: object) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from gpu.check import Check
 from gpu.side import PROMPT_S
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog
 from telephony_tts.bench import machine, runs, subject
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.report import write_result
@@ -54,7 +54,7 @@ def run(check: Check) -> None:
 async def _measure(check: Check, settings: config.Config) -> None:
     plan, part = check.plan, check.run
     seconds = subject.random_seconds(plan.seconds)
-    engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
+    engine = next(engine for engine in build_catalog(settings).engines if engine.name == "cosyvoice2")
     say = utterances(plan.seconds)
     with part.unit("start") as found:
         part.tell("the engine starts")

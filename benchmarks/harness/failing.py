@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import yaml
 
-from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app import config, serving
+from telephony_tts.app.processes import run
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
@@ -67,8 +67,8 @@ def main(words: Sequence[str] | None = None) -> None:
         failover = Failover(engines, ["spare"], timeout_ms=chosen.timeout_ms, after=chosen.after, retry_s=60)
         return Catalog(engines, failover=failover)
 
-    app.build_catalog = catalog
-    app.run(config.load(None, overrides), lambda served: print(f"port {served.port}", flush=True))
+    serving.build_catalog = catalog
+    run(config.load(None, overrides), lambda served: print(f"port {served.port}", flush=True))
 
 
 if __name__ == "__main__":

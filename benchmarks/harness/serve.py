@@ -19,9 +19,16 @@ from pathlib import Path
 
 import yaml
 
-from telephony_tts.app import config
-from telephony_tts.app import server as app
-from telephony_tts.engines.fake import engine as fake
+import telephony_tts
+
+try:
+    from telephony_tts.app import config
+    from telephony_tts.app.processes import run
+    from telephony_tts.engines.fake import engine as fake
+except ImportError:  # an older commit, whose files had no rooms yet
+    from telephony_tts import config
+    from telephony_tts.app import run
+    from telephony_tts.engines import fake
 
 
 def main() -> None:
@@ -57,12 +64,12 @@ def main() -> None:
         seconds, set_interval = chosen.switch, sys.setswitchinterval
         sys.setswitchinterval = lambda _asked: set_interval(seconds)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: gc.collect())  # memory.py asks before each sample
-    package = Path(app.__file__).resolve().parent.parent
+    package = Path(telephony_tts.__file__).resolve().parents[1]
     profile = cProfile.Profile() if chosen.profile else None
     if profile is not None:
         profile.enable()
     try:
-        app.run(config.load(None, overrides), lambda served: print(f"port {served.port} {package}", flush=True))
+        run(config.load(None, overrides), lambda served: print(f"port {served.port} {package}", flush=True))
     finally:
         if profile is not None:
             profile.disable()

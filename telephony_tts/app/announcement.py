@@ -17,7 +17,7 @@ from telephony_tts.engines.api import spoken_languages
 
 if TYPE_CHECKING:
     from telephony_tts.app.config import Config
-    from telephony_tts.app.server import Served
+    from telephony_tts.app.serving import Served
     from telephony_tts.engines.api import Engine, Voice
 
 PROGRAM = "telephony-tts"
@@ -84,7 +84,7 @@ def program() -> list[str]:
 
 def voice_of_calls(served: Served, settings: Config, text: str = "Hello there.") -> Voice:
     """The voice of a call that does not ask for one, for a text."""
-    from telephony_tts.app.server import routes_of
+    from telephony_tts.app.engines import routes_of
     from telephony_tts.engines.catalog import Catalog
 
     # A catalog needs only the names and voices of the server's engines to choose.

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from telephony_tts.app import config, offline
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog, cosyvoice2_engine, voice_directory
+from telephony_tts.app.processes import n_processes
+from telephony_tts.app.settings import open_keys, session_settings, transport_settings, why_tokens_are_needed
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak.engine import EspeakEngine
@@ -124,8 +126,8 @@ def _parts(settings: config.Config, *, is_running: bool = False) -> Iterator[Fin
 
 def _speech(settings: config.Config) -> Finding:
     try:
-        catalog = app.build_catalog(_without_phrases(settings))
-        spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
+        catalog = build_catalog(_without_phrases(settings))
+        spoken_s = asyncio.run(_try_speech(catalog, session_settings(settings)))
     except TelephonyTTSError as error:
         return Finding("broken", "speech", error.message, True)
     return Finding("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
@@ -134,18 +136,18 @@ def _speech(settings: config.Config) -> Finding:
 def _server(settings: config.Config) -> tuple[str, str, str]:
     """Whether `serve` would accept the server's settings, and who could use the server."""
     try:
-        app.transport_settings(settings, keys=app.open_keys(settings))
+        transport_settings(settings, keys=open_keys(settings))
     except ConfigError as error:
         return "broken", "server", error.message
     if settings.needs_token:
         return "ok", "server", "asks for a token"
-    who = "programs on this machine" if app.why_tokens_are_needed(settings) is None else "everyone who can reach it"
+    who = "programs on this machine" if why_tokens_are_needed(settings) is None else "everyone who can reach it"
     return "ok", "server", f"without a token, open to {who}"
 
 
 def _processes(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     """How many front processes there are, and whether they have a place for what they share."""
-    n = app.n_processes(settings)
+    n = n_processes(settings)
     if n == 1 and settings.server.processes == 1:
         return
     why = "auto: one for each core" if settings.server.processes == "auto" else "server.processes"
@@ -249,7 +251,7 @@ def _cosyvoice2(settings: config.Config, *, is_running: bool = False) -> Iterato
     family = family_of(Path(model))
     found = f"{model}" + ("" if family is COSYVOICE2 else f", {family.name}")
     yield "ok", "cosyvoice2 model", found + (" (random weights: noises, not speech)" if is_random else "")
-    directory = app.voice_directory(settings)
+    directory = voice_directory(settings)
     assert directory is not None
     voices = list_voices(Path(model), VoiceStore(directory))
     for voice in voices:
@@ -278,7 +280,7 @@ def _cosyvoice2_speed(settings: config.Config) -> Iterator[tuple[str, str, str]]
     from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, where_kept
 
     try:
-        _, choice = settle(app.cosyvoice2_engine(settings).settings, model_sizes(Path(own.model)))
+        _, choice = settle(cosyvoice2_engine(settings).settings, model_sizes(Path(own.model)))
     except EngineUnavailable as error:
         yield "broken", "cosyvoice2 settings", error.message
         return

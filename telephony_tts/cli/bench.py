@@ -152,7 +152,7 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
 
 def _engine(arguments: argparse.Namespace) -> int:
     """Run `bench engine`. Exit status 0; 1 if a turn failed; 130 after Ctrl-C, which keeps the rows measured so far."""
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_torch
     from telephony_tts.bench import machine
     from telephony_tts.bench.runs import table
 
@@ -161,7 +161,7 @@ def _engine(arguments: argparse.Namespace) -> int:
     loads = _loads(arguments)
     out = None if arguments.json is None else _writable(Path(arguments.json))
     settings = _settings(arguments, "of the run", loads)  # errors come before the weights are written
-    app.need_torch()
+    need_torch()
     machine.need_gpu(settings.engines.cosyvoice2.device)
     if arguments.random is not None:
         loads = [_with_random_length(load, arguments.family) for load in loads]
@@ -354,12 +354,12 @@ async def _measure(
     rows: list[dict[str, Any]],
 ) -> None:
     """Start the engine and run every load; each appends a row to `rows`, also an interrupted one."""
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import build_catalog
     from telephony_tts.bench.load import Callers
     from telephony_tts.bench.runs import run
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 
-    (engine,) = (each for each in app.build_catalog(settings).engines if isinstance(each, CosyVoice2Engine))
+    (engine,) = (each for each in build_catalog(settings).engines if isinstance(each, CosyVoice2Engine))
     _progress("the engine starts")
     await engine.start()
     try:

@@ -215,27 +215,27 @@ def _settings(arguments: argparse.Namespace) -> Config:
 
 def _store(settings: Config) -> VoiceStore:
     """The folder of stored voices. Raises ConfigError if no setting names it."""
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_torch, voice_directory
 
-    directory = app.voice_directory(settings)
+    directory = voice_directory(settings)
     if directory is None:
         raise ConfigError("which voices? give --model DIR or --voices DIR, or --config with engines.cosyvoice2.model")
-    app.need_torch()
+    need_torch()
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
     return VoiceStore(directory)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import kokoro_folder, list_voices, voice_directory
     from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
     from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 
     settings = _settings(arguments)
-    voices, problems = asyncio.run(app.list_voices(settings))
+    voices, problems = asyncio.run(list_voices(settings))
     for problem in problems:
         print(f"telephony-tts: cosyvoice2/{problem}", file=sys.stderr)
-    directory = app.voice_directory(settings)
+    directory = voice_directory(settings)
     records = None if directory is None else VoiceRecords(VoiceFolder(directory))
     record_of = {} if records is None else {(v.engine, v.name): records.record(v) for v in voices}
     if arguments.json:
@@ -252,7 +252,7 @@ def _list(arguments: argparse.Namespace) -> int:
         if record := record_of.get((voice.engine, voice.name)):
             print(" " * width + "  " + _recorded(record))
     if any(voice.engine == "kokoro" for voice in voices):
-        cli_kokoro.print_absent(app.kokoro_folder(settings))
+        cli_kokoro.print_absent(kokoro_folder(settings))
     return 0
 
 
@@ -272,14 +272,14 @@ def _record(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import spoken, version
 
     settings = _settings(arguments)
     model, transcript = settings.engines.cosyvoice2.model, ""
     if model is None:
         raise ConfigError(f"which model? give --model DIR; {shell_command('telephony-tts models pull')} fetches one")
     if arguments.text is not None:
-        transcript = app.spoken(arguments.text)
+        transcript = spoken(arguments.text)
         if not transcript:
             raise ConfigError("--text has no words: give the words of the recording, or leave it out")
     store = _store(settings)
@@ -288,7 +288,7 @@ def _add(arguments: argparse.Namespace) -> int:
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
         replace=arguments.replace, trim=arguments.trim, denoise=arguments.denoise,
-        made_by=f"telephony-tts {app.version()}", record=_record(arguments),
+        made_by=f"telephony-tts {version()}", record=_record(arguments),
     )  # fmt: skip
     for warning in made.warnings:
         print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
@@ -305,9 +305,9 @@ def _add(arguments: argparse.Namespace) -> int:
 
 def _check_recording(arguments: argparse.Namespace) -> int:
     """Exit status 1 if the recording cannot become a voice."""
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_torch
 
-    app.need_torch()
+    need_torch()
     from telephony_tts.engines.cosyvoice2.voices.enrolment import check_recording, denoised_wav
 
     file = Path(arguments.file)

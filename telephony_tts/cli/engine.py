@@ -49,14 +49,14 @@ def add_engine(command: Command) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_grpc, served_engine
     from telephony_tts.ops import logs
     from telephony_tts.runtime import event_loop
 
     event_loop.share_one_arena()
     settings = load(config.load, arguments, {})
-    app.need_grpc()
-    engine = app.served_engine(settings)
+    need_grpc()
+    engine = served_engine(settings)
     logs.setup(settings.log)
     with event_loop.quick_turns():
         event_loop.run(_run(settings, engine, arguments.listen))
@@ -65,7 +65,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 async def _run(settings: Config, engine: Engine, listen: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal does not wait."""
-    from telephony_tts.app.server import engine_tls, engine_voices, unless_stopped
+    from telephony_tts.app.engines import engine_tls, engine_voices
+    from telephony_tts.app.serving import unless_stopped
     from telephony_tts.engines.remote.addresses import parse_address
     from telephony_tts.engines.remote.server import EngineServer
     from telephony_tts.runtime import event_loop

@@ -35,15 +35,15 @@ def add_status(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _status(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_grpc
 
     settings = load(config.load, arguments, {})
-    app.need_grpc()
+    need_grpc()
     return asyncio.run(_ask(settings, arguments.address or settings.engines.remote.target, arguments.within_s))
 
 
 async def _ask(settings: Config, listed: str | None, within_s: float) -> int:
-    from telephony_tts.app.server import engine_tls
+    from telephony_tts.app.engines import engine_tls
     from telephony_tts.engines.remote.addresses import parse_addresses
     from telephony_tts.engines.remote.client import RemoteEngine
 

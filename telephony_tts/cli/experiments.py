@@ -68,12 +68,13 @@ def add_experiments(command: Command) -> None:
 def _experiments(arguments: argparse.Namespace) -> tuple[Experiment, ...]:
     """The experiments of --file or of the configuration. Raises ConfigError."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import build_catalog
+    from telephony_tts.app.settings import open_experiments
 
     settings = load(config.load, arguments, {"experiments.file": "--file"})
     if settings.experiments.file is None:
         raise ConfigError("which experiments? give --file FILE, or --config with experiments.file")
-    watched = app.open_experiments(settings, app.build_catalog(settings), lambda: False)
+    watched = open_experiments(settings, build_catalog(settings), lambda: False)
     assert watched is not None
     return watched.content
 
@@ -132,10 +133,10 @@ def _new_key(arguments: argparse.Namespace) -> int:
 
 def _check_keys(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.settings import open_keys
 
     settings = load(config.load, arguments, {"keys.file": "--file"})
-    keys = app.open_keys(settings)
+    keys = open_keys(settings)
     if keys is None:
         raise ConfigError("which keys? give --file FILE, or --config with keys.file")
     for key in keys.content:

@@ -39,10 +39,10 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
 def pull(arguments: argparse.Namespace) -> int:
     """Exit status 0 if all voices are there. Raises ConfigError and EngineUnavailable."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import kokoro_folder
     from telephony_tts.engines.kokoro.styles import known_voices, style_problem
 
-    folder = app.kokoro_folder(load(config.load, arguments, {"engines.kokoro.voices": "--voices"}))
+    folder = kokoro_folder(load(config.load, arguments, {"engines.kokoro.voices": "--voices"}))
     names = [voice.name for voice, _ in known_voices().values() if _is_asked(voice.name, arguments.names)]
     unknown = [name for name in arguments.names if not any(_is_asked(each, [name]) for each in known_voices())]
     if unknown:

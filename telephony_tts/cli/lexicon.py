@@ -77,11 +77,11 @@ def _check(arguments: argparse.Namespace) -> int:
 def _say(arguments: argparse.Namespace) -> int:
     """Prints each sentence as the engine gets it, and below it what a lexicon changed."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.settings import open_lexicons, session_settings
     from telephony_tts.session.lexicons import read_sentences
 
     settings = load(config.load, arguments, {"speech.voice": "--voice", "speech.lang": "--lang"})
-    speech = app.session_settings(settings, app.open_lexicons(settings))
+    speech = session_settings(settings, open_lexicons(settings))
     lexicon = call_lexicon(arguments.file, speech.lexicon)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     for sentence, changes in read_sentences(text, lexicon, speech.lang, speech.voice, speech.control_tokens):

@@ -29,7 +29,7 @@ from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 if TYPE_CHECKING:
     from telephony_tts.app.config import Config
-    from telephony_tts.app.server import Served
+    from telephony_tts.app.serving import Served
 
 _EXAMPLES = """examples:
   telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
@@ -171,8 +171,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
     from telephony_tts.app.announcement import announcement
+    from telephony_tts.app.processes import run
 
     settings = load(config.load, arguments, _SERVE_FLAGS)
 
@@ -182,7 +182,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True)
 
     try:
-        app.run(settings, tell)
+        run(settings, tell)
     except (OSError, BaseExceptionGroup) as error:
         first = _first(error)
         if isinstance(first, OSError):

@@ -102,12 +102,13 @@ async def _spoken(settings: Config, phrases: list[tuple[int, str]]) -> tuple[int
 
     Every phrase is a turn, as the bot's `say`, so that it is cut, normalised and kept as in a call."""
     from telephony_tts.app import offline
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import build_catalog, phrase_store
+    from telephony_tts.app.settings import session_settings
 
-    store = app.phrase_store(settings)
+    store = phrase_store(settings)
     store.writes_at_once = True
     store.wait_s = DISK_S
-    catalog, speech = app.build_catalog(settings, store), app.session_settings(settings)
+    catalog, speech = build_catalog(settings, store), session_settings(settings)
     n_failed = 0
     try:
         await catalog.start()
@@ -136,10 +137,10 @@ def _show(progress: str) -> None:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import phrase_store
 
     settings = _settings(arguments)
-    keys, n_bytes = app.phrase_store(settings).on_disk()
+    keys, n_bytes = phrase_store(settings).on_disk()
     by_voice = Counter(key.rpartition("/")[0] for key in keys)
     for voice, n in sorted(by_voice.items()):
         print(f"{voice:<30} {n:>7}")
@@ -148,9 +149,9 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 
 def _clear(arguments: argparse.Namespace) -> int:
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import phrase_store
 
     settings = _settings(arguments)
-    keys, _ = app.phrase_store(settings).on_disk(clear=True)
+    keys, _ = phrase_store(settings).on_disk(clear=True)
     print(f"{settings.phrases.folder}: {len(keys)} sentences removed; a running server may have some in memory")
     return 0

@@ -130,13 +130,13 @@ def _down(arguments: argparse.Namespace) -> int:
 def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
     """(the settings, the package ray connected to the cluster). Raises ConfigError and EngineUnavailable."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import need_ray
 
     settings = load(config.load, arguments, {})
     address = settings.engines.ray.address
     if address is None:
         raise ConfigError("engines.ray.address is not set; set it to auto for a Ray cluster on this machine")
-    app.need_ray()
+    need_ray()
     try:
         ray = reach.connect(address)
     except Exception as error:  # of many kinds: no cluster, another version, no permission

@@ -77,7 +77,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def say(arguments: argparse.Namespace) -> int:
     """Speak and write. Raises ConfigError for flags that do not go together and for a file that cannot be written."""
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.engines import build_catalog
+    from telephony_tts.app.settings import open_lexicons, session_settings
     from telephony_tts.engines.catalog import Catalog
     from telephony_tts.wire.messages import Configure
     from telephony_tts.wire.native import MAX_SEED
@@ -91,13 +92,13 @@ def say(arguments: argparse.Namespace) -> int:
     settings = load(config.load, arguments, FLAGS)
     how = Configure(seed=arguments.seed, instruct=arguments.instruct)
     ending = _ending(arguments.out or STANDARD_OUTPUT)
-    speech = app.session_settings(settings, app.open_lexicons(settings))
+    speech = session_settings(settings, open_lexicons(settings))
     speech = replace(speech, lexicon=call_lexicon(arguments.lexicon, speech.lexicon))
     speech = _with_codec(speech, arguments, ending)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text.strip():
         raise ConfigError("there is no text to speak")
-    catalog = app.build_catalog(settings)
+    catalog = build_catalog(settings)
     if arguments.engine is not None:
         # Without this a route or a voice of another engine would silently replace the engine.
         catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})

@@ -1,6 +1,6 @@
 """The program of one front. Its parent is `supervisor`.
 
-It is the server of `app.serve` on sockets that it inherits. It ends like that server: at SIGTERM it drains. It does the
+It is the server of `app.serving.serve` on sockets that it inherits. It ends like that server: at SIGTERM it drains. It does the
 same when the supervisor is gone.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from telephony_tts.app import server as app
+from telephony_tts.app.serving import Served, import_slow_modules, serve
 from telephony_tts.fronts.control_messages import FrontFailed, FrontOrder, FrontReady, packed, read_order
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import Loads
@@ -62,7 +62,7 @@ def _run(order: FrontOrder, control: socket.socket) -> None:
     loads = Loads(folder.loads, order.n_fronts)
     try:
         front = Front(folder, loads, order.number, order.generation, frozenset(order.shared_engines))
-        app.import_slow_modules()
+        import_slow_modules()
         with event_loop.quick_turns():
             event_loop.run(_serve(order, control, front))
     finally:
@@ -71,12 +71,12 @@ def _run(order: FrontOrder, control: socket.socket) -> None:
 
 
 async def _serve(order: FrontOrder, control: socket.socket, front: Front) -> None:
-    def announce(served: app.Served) -> None:
+    def announce(served: Served) -> None:
         control.sendall(packed(FrontReady(served)))
 
     with ending_with_parent(control):
         sockets = [socket.socket(fileno=fd) for fd in order.sockets]
-        await app.serve(
+        await serve(
             order.config, announce, front, sockets, listens_at_once=order.listens_at_once, shared=order.shared_engines
         )
 

@@ -9,7 +9,8 @@ import asyncio
 import signal
 import socket
 
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import local_engine
+from telephony_tts.app.serving import unless_stopped
 from telephony_tts.engines.api import Engine
 from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.server import EngineServer
@@ -28,7 +29,7 @@ def main(fd: int) -> None:
         return
     logs.setup(order.config.log, engine=order.name)
     with telling_failure(control), event_loop.quick_turns():
-        event_loop.run(_serve(order, app.local_engine(order.config, order.name), control))
+        event_loop.run(_serve(order, local_engine(order.config, order.name), control))
 
 
 async def _serve(order: EngineOrder, engine: Engine, control: socket.socket) -> None:
@@ -37,13 +38,13 @@ async def _serve(order: EngineOrder, engine: Engine, control: socket.socket) -> 
     with event_loop.stop_signals(at_once.set) as stop, ending_with_parent(control):
         try:
             await server.listen(parse_address(order.address))
-            if not await app.unless_stopped(stop, engine.start()):
+            if not await unless_stopped(stop, engine.start()):
                 return
             event_loop.settle()
             server.engine_is_loaded()
             control.sendall(packed(FrontReady(None)))
             await stop.wait()
-            await app.unless_stopped(at_once, _drain(server, order.config.server.drain_s))
+            await unless_stopped(at_once, _drain(server, order.config.server.drain_s))
         finally:
             try:
                 await server.close()

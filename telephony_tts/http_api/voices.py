@@ -1,4 +1,4 @@
-"""Voices that come and go while the server runs, as the HTTP routes need them. `app/server.py` gives what does it."""
+"""Voices that come and go while the server runs, as the HTTP routes need them. `app/engines.py` gives what does it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def server_forks() -> Iterator[ForkServer]:
     """A fork server with the imports of a server and of CosyVoice2. The engines of such a server are forked too."""
     folder = "telephony_tts.engines.cosyvoice2"
-    modules = ("telephony_tts.cli.main", "telephony_tts.app.server", "telephony_tts.http_api.application",
+    modules = ("telephony_tts.cli.main", "telephony_tts.app.serving", "telephony_tts.http_api.application",
                f"{folder}.service", f"{folder}.core.core", f"{folder}.hosting.loading")  # fmt: skip
     one_thread = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with fork_server(*modules, environment=one_thread, nested=True) as forks:

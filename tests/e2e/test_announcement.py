@@ -116,7 +116,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def forks() -> Iterator[ForkServer]:
     """A fork server for the servers of the tests below. How a real one is started and names itself is tested above."""
-    with fork_server("telephony_tts.cli.main", "telephony_tts.http_api.asgi", "telephony_tts.app.server") as made:
+    with fork_server("telephony_tts.cli.main", "telephony_tts.http_api.asgi", "telephony_tts.app.serving") as made:
         yield made
 
 

@@ -17,7 +17,7 @@ from rig import Rig, Tones, greeted, run, serving, speech_settings, until
 from websockets.asyncio.client import connect
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.serving import serve
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.experiments.arms import Arm, Experiment
@@ -336,7 +336,7 @@ def write(path: Path, text: str) -> None:
 async def served(settings: config.Config) -> AsyncIterator[int]:
     """The whole of `serve`, as the command line runs it. Yields its port."""
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server = asyncio.create_task(app.serve(settings, lambda served: port.set_result(served.port)))
+    server = asyncio.create_task(serve(settings, lambda served: port.set_result(served.port)))
     await asyncio.wait((port, server), return_when=asyncio.FIRST_COMPLETED)
     try:
         if server.done():

@@ -22,7 +22,7 @@ import soundfile
 from rig import Rig, run, speech_settings, until
 from server_settings import transport_settings
 
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import spoken
 from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -148,7 +148,7 @@ async def voiced(
         engines.append(engine)
     catalog = Catalog(engines)
     maker = VoiceMaker()
-    service = VoiceService(engine, model_dir, folder, app.spoken, n_prompts=n_prompts, made_by="a test", maker=maker)
+    service = VoiceService(engine, model_dir, folder, spoken, n_prompts=n_prompts, made_by="a test", maker=maker)
     ring, owners = KeyRing(("plain-token",) if keys else (), keys), VoiceRecords(VoiceFolder(folder))
     settings = transport_settings(speech=speech_settings(), request_bytes=LIMIT, keys=ring, owners=owners)
     server = Server(settings, catalog)
@@ -255,14 +255,14 @@ def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path)
             assert about["name"] == "anna" and about["engine"] == "cosyvoice2" and about["removable"]
             assert about["sample_rate_hz"] == 24_000 and "zh" in about["languages"]
             assert about["description"].startswith("zero-shot, ") and 3 < about["kept_s"] <= about["source_s"] == 4.0
-            assert VoiceStore(tmp_path).load("anna").transcript == app.spoken(SAID)
+            assert VoiceStore(tmp_path).load("anna").transcript == spoken(SAID)
             assert (await place.names())[-1] == "anna"
 
-            spoken = await ask(
+            answer = await ask(
                 rig, "POST", "/tts/stream", json.dumps({"text": "Yes.", "voice": "anna"}).encode(),
                 Content_Type="application/json",
             )  # fmt: skip
-            assert spoken.status == 200 and len(spoken.body) > 10_000
+            assert answer.status == 200 and len(answer.body) > 10_000
 
             again = await add(rig, good(), name="anna")
             assert again.error == (409, "voice_exists") and "replace=true" in again.json()["error"]["message"]
@@ -385,16 +385,16 @@ def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_pa
             first, same = await asyncio.gather(prompt(audios[0], SAID), prompt(audios[0], SAID))
             assert first == same and first.startswith("~")
             assert place.files() == [f"{PROMPTS_FOLDER}/{first[1:]}.safetensors"]
-            spoken = await ask(
+            answer = await ask(
                 place.rig, "POST", "/tts/stream",
                 json.dumps({"text": "Yes.", "voice": first, "seed": 1}).encode(), Content_Type="application/json",
             )  # fmt: skip
-            assert spoken.status == 200 and len(spoken.body) > 10_000
+            assert answer.status == 200 and len(answer.body) > 10_000
             kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
             with_prompt = form(audios[0], text="Yes.", seed="1", prompt_text=SAID)
             with_prompt = with_prompt.replace(b'"audio"', b'"prompt_audio"')
             zero_shot = await ask(place.rig, "POST", "/tts/stream", with_prompt, Content_Type=kind)
-            assert zero_shot.status == 200 and zero_shot.body == spoken.body
+            assert zero_shot.status == 200 and zero_shot.body == answer.body
             written = os.stat(tmp_path / place.files()[0]).st_ino
             assert await prompt(audios[0], " " + SAID) == first, "the same words"
             assert os.stat(tmp_path / place.files()[0]).st_ino == written, "it was not made again"
@@ -446,10 +446,10 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
             for path, fields in routes.items():
                 body = form(good(), **fields).replace(b'"audio"', b'"prompt_wav"')
                 for method in ("POST", "GET"):
-                    spoken = await ask(place.rig, method, path, body, Content_Type=kind)
-                    assert spoken.status == 200, spoken.body
+                    answer = await ask(place.rig, method, path, body, Content_Type=kind)
+                    assert answer.status == 200, answer.body
                     assert spoken.headers["content-type"] == "application/octet-stream"
-                    pcm = np.frombuffer(spoken.body, "<i2")
+                    pcm = np.frombuffer(answer.body, "<i2")
                     assert pcm.size > 5_000 and pcm.any()
             zero_shot, cross_lingual = await place.service.prompt(good(), SAID), await place.service.prompt(good(), "")
             kept = [f"{PROMPTS_FOLDER}/{each[1:]}.safetensors" for each in (zero_shot, cross_lingual)]

@@ -12,7 +12,7 @@ import soxr
 from rig import Bot, correlation, decoded, run, serving, speech_settings
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog
 from telephony_tts.engines.api import Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak.engine import EspeakEngine
@@ -29,7 +29,7 @@ def catalog(**settings: Any) -> Catalog:
     """Both engines that need no model, as in the server."""
     given = {name.replace("__", "."): value for name, value in settings.items()}
     settings = {"engines.routes": {}, "engines.kokoro.workers": 0, **given}
-    made = app.build_catalog(config.load(None, settings, {}))
+    made = build_catalog(config.load(None, settings, {}))
     assert [engine.name for engine in made.engines] == ["hibari", "espeak"]
     return made
 

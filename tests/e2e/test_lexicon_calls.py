@@ -12,7 +12,7 @@ from http_peer import ask_json
 from rig import Tones, correlation, decoded, rendering, run, serving, speech_settings
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.serving import serve
 from telephony_tts.ops.lexicon_files import LexiconFiles
 from telephony_tts.session.lexicons import CallLexicon
 
@@ -134,7 +134,7 @@ def test_a_running_server_reads_a_changed_file_again(tmp_path: Path) -> None:
         from rig import greeted
 
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        server = asyncio.create_task(app.serve(settings, lambda served: port.set_result(served.port)))
+        server = asyncio.create_task(serve(settings, lambda served: port.set_result(served.port)))
         async with greeted(f"ws://127.0.0.1:{await port}/v1/stream?audio=binary") as bot:
             await bot.say("SQL.", "a")
             await bot.event("done", turn="a")

@@ -20,7 +20,7 @@ from rig import Bot, correlation, decoded, rendering, run, serving, until
 from websockets.exceptions import InvalidStatus
 
 from telephony_tts.app.config import load
-from telephony_tts.app.server import transport_settings
+from telephony_tts.app.settings import transport_settings
 from telephony_tts.audio.encoder import CODECS
 
 pytestmark = pytest.mark.timed

@@ -14,7 +14,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog
+from telephony_tts.app.settings import transport_settings
 from telephony_tts.cli.main import main as command_line
 from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance
@@ -50,10 +51,10 @@ async def spoken(server: Server, *messages: dict[str, Any]) -> list[tuple[bytes,
 
 
 async def served(of: config.Config, *messages: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
-    catalog = app.build_catalog(of)
+    catalog = build_catalog(of)
     await catalog.start()
     try:
-        server = Server(app.transport_settings(of), catalog)
+        server = Server(transport_settings(of), catalog)
         async with server.running():
             return await asyncio.wait_for(spoken(server, *messages), 30)
     finally:
@@ -130,9 +131,9 @@ def test_private_is_for_the_whole_turn_and_its_first_message_decides() -> None:
     async def main() -> None:
         on = settings(phrases__enabled=True)
         before = found()
-        catalog = app.build_catalog(on)
+        catalog = build_catalog(on)
         await catalog.start()
-        server = Server(app.transport_settings(on), catalog)
+        server = Server(transport_settings(on), catalog)
         async with server.running(), connect(f"ws://127.0.0.1:{server.port}/v1/stream?audio=none") as socket:
             for turn, private in (("a", True), ("b", False)):
                 for n, text in enumerate(("Your name is Smith. ", "Is that right?")):
@@ -181,7 +182,7 @@ def test_a_server_replaces_an_engine_that_is_late_overloaded_or_left_out(
 ) -> None:
     """The third turn does not wait for the engine that failed twice: its circuit is open."""
     faulty = Faulty(fault)
-    monkeypatch.setattr(app, "EspeakEngine", lambda **_: faulty)
+    monkeypatch.setattr("telephony_tts.app.engines.EspeakEngine", lambda **_: faulty)
     on = settings(
         engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=200,
         engines__fallback_after=2,
@@ -209,7 +210,7 @@ def test_a_server_with_a_fallback_speaks_on_when_its_engine_dies(monkeypatch: py
         def __init__(self, **_: object) -> None:
             super().__init__(name="espeak", fail_after_chunks=6)
 
-    monkeypatch.setattr(app, "EspeakEngine", lambda **_: Dying())
+    monkeypatch.setattr("telephony_tts.app.engines.EspeakEngine", lambda **_: Dying())
     on = settings(engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=500)
     (turn,) = asyncio.run(served(on, say("Thank you for calling, please hold the line.")))
     audio, done = turn

@@ -285,11 +285,11 @@ def test_the_same_audio_over_tls(certificate: tuple[Path, Path]) -> None:
 
 def test_a_certificate_from_the_configuration(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     from telephony_tts.app import config
-    from telephony_tts.app import server as app
+    from telephony_tts.app.settings import transport_settings
 
     cert, key = certificate
     settings = config.load(None, {"server.tls.cert": str(cert), "server.tls.key": str(key)}, {})
-    assert app.transport_settings(settings).tls is not None
+    assert transport_settings(settings).tls is not None
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
     command = [sys.executable, "-m", "telephony_tts", "serve", "--set", f"server.tls.cert={broken}",

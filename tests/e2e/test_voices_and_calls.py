@@ -10,7 +10,7 @@ from neighbour import neighbour
 from rig import run, serving
 from test_http_voices import BAD, SAID, WITHIN_S, NoEngine, good
 
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import spoken
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.runtime.errors import AudioError
@@ -22,7 +22,7 @@ def test_a_call_beside_voices_that_are_made_hears_no_gap(tmp_path: Path) -> None
     write_random_checkpoint(tmp_path / "model")
 
     async def main() -> None:
-        service = VoiceService(NoEngine(), tmp_path / "model", tmp_path / "voices", app.spoken)
+        service = VoiceService(NoEngine(), tmp_path / "model", tmp_path / "voices", spoken)
         try:
             async with serving() as rig, neighbour(rig):
                 for name, audio in (("silence", BAD["silence"][0]()), ("bomb", BAD["a FLAC bomb"][0]())):

@@ -10,7 +10,8 @@ import pytest
 from conformance import joined, speak
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import build_catalog, installed
+from telephony_tts.app.processes import config_of_front
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.espeak.engine import EspeakEngine
@@ -64,7 +65,7 @@ def test_the_voices_of_a_refusal_speak_the_text(default: str) -> None:
     outcomes: dict[str, str] = {}
 
     async def body() -> None:
-        catalog = app.build_catalog(config.load(None, {"engines.default": default, "engines.routes": {}}, {}))
+        catalog = build_catalog(config.load(None, {"engines.default": default, "engines.routes": {}}, {}))
         assert {engine.name for engine in catalog.engines} - {"kokoro"} == {"hibari", "espeak"}
         await catalog.start()
         try:
@@ -141,8 +142,8 @@ def test_a_refusal_without_an_able_engine_names_the_language() -> None:
 
 
 def test_an_absent_engine_is_named_only_for_text_that_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "installed", lambda part: part == "hibari")
-    catalog = app.build_catalog(config.load(None, {}, {}))
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda part: part == "hibari")
+    catalog = build_catalog(config.load(None, {}, {}))
     assert refusal(catalog, "привет").endswith(
         "no engine here can, but espeak would: .venv/bin/pip install -e '.[espeak]'"
     )
@@ -178,13 +179,13 @@ def test_without_its_package_there_is_no_detector_and_no_message(monkeypatch: py
 
     def told(**settings: bool) -> str | None:
         overrides = {f"speech.{name}": value for name, value in settings.items()}
-        catalog = app.build_catalog(config.load(None, {"engines.default": "fake", **overrides}, {}))
+        catalog = build_catalog(config.load(None, {"engines.default": "fake", **overrides}, {}))
         if catalog._detector is not None:
             catalog._detector.load()
         return catalog.detect_language(german)
 
     assert told() == "de" and told(detect_language=False) is None
-    monkeypatch.setattr(app, "installed", lambda part: False)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda part: False)
     assert told() is None
 
 
@@ -192,10 +193,10 @@ def test_an_engine_with_0_workers_is_left_out_in_each_front() -> None:
     def there(**workers: int) -> list[str]:
         overrides = {f"engines.{name}.workers": n for name, n in workers.items()}
         loaded = config.load(None, {"engines.default": "fake", **overrides}, {})
-        catalog = app.build_catalog(app.config_of_front(loaded, 1, 2))
+        catalog = build_catalog(config_of_front(loaded, 1, 2))
         return sorted(engine.name for engine in catalog.engines)
 
-    espeak = ["espeak"] if app.installed("espeak") else []
+    espeak = ["espeak"] if installed("espeak") else []
     assert there() == [*espeak, "fake", "hibari"]
     assert there(hibari=0) == [*espeak, "fake"]
     assert there(hibari=0, espeak=0) == ["fake"]
@@ -205,6 +206,6 @@ def test_an_engine_with_0_workers_is_left_out_in_each_front() -> None:
 def test_a_refusal_says_how_to_get_the_engine_that_is_left_out(
     is_there: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "installed", lambda part: is_there)
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda part: is_there)
     settings = {"engines.espeak.workers": 0, "engines.routes": {}}
-    assert how in refusal(app.build_catalog(config.load(None, settings, {})), "привет")
+    assert how in refusal(build_catalog(config.load(None, settings, {})), "привет")

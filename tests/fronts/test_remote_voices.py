@@ -39,7 +39,7 @@ def folders(short_of_module: Path) -> tuple[Path, Path]:
 def engine_servers_forked() -> Iterator[None]:
     """A fork server that has imported PyTorch forks the engine servers."""
     engine = "telephony_tts.engines.cosyvoice2"
-    modules = ("telephony_tts.cli.main", "telephony_tts.app.server", "telephony_tts.engines.remote.server",
+    modules = ("telephony_tts.cli.main", "telephony_tts.app.serving", "telephony_tts.engines.remote.server",
                f"{engine}.service", f"{engine}.core.core", f"{engine}.hosting.loading")  # fmt: skip
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with fork_server(*modules, environment=one_thread) as forks, pytest.MonkeyPatch.context() as patch:

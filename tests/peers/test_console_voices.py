@@ -22,7 +22,7 @@ from console_page import console, picture, recorder_served, settled, violations
 from rig import Rig, run, speech_settings
 from server_settings import transport_settings
 
-from telephony_tts.app import server as app
+from telephony_tts.app.engines import spoken
 from telephony_tts.cli.main import main as cli
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -118,7 +118,7 @@ async def voiced(
     """A server that can make voices, and what its page needs."""
     engine = CosyVoice2Engine(model_dir, folder, flow_steps=1)
     catalog = Catalog([engine, FakeEngine()])
-    service = VoiceService(engine, model_dir, folder, app.spoken, made_by="a test")
+    service = VoiceService(engine, model_dir, folder, spoken, made_by="a test")
     ring, owners = KeyRing((), keys), VoiceRecords(VoiceFolder(folder))
     server = Server(transport_settings(speech=speech_settings(), keys=ring, owners=owners), catalog)
     server.http = http_server(server, service, ConsoleTools(None, lexicons))
@@ -238,7 +238,7 @@ def test_a_voice_is_made_tried_at_once_and_removed(
             await make(shown)
             assert place.files() == ["anna.safetensors"]
             about = VoiceStore(place.folder).load("anna")
-            assert about.transcript == app.spoken(SAID) and about.provenance["consent_by"] == "Anna Schmidt"
+            assert about.transcript == spoken(SAID) and about.provenance["consent_by"] == "Anna Schmidt"
             assert not {"denoised_by", "denoised_db"} & about.provenance.keys()
             assert "Anna Schmidt agreed on" in await text_of(shown, "#voice-list")
 

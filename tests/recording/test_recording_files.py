@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from telephony_tts.app.config import load
-from telephony_tts.app.server import open_recordings
+from telephony_tts.app.settings import open_recordings
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import writer as writer_module
 from telephony_tts.recording.recorder import Block, CallRecorder

@@ -13,7 +13,7 @@ PICKLED = {
     # Both ends run from one checkout, and the socket or pipe between them has no name: no one else can write to it.
     "telephony_tts/fronts/control_messages.py",
     "telephony_tts/fronts/supervisor.py",
-    "telephony_tts/app/server.py",
+    "telephony_tts/app/examination.py",
     "telephony_tts/app/doctor.py",
     "telephony_tts/engines/cosyvoice2/hosting/engine_process.py",
     "telephony_tts/engines/cosyvoice2/hosting/process_host.py",

@@ -11,7 +11,8 @@ import pytest
 from stage import READY, RecordingLeg, new_call, run, until
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
+from telephony_tts.app.serving import serve
+from telephony_tts.app.settings import session_settings
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.runtime.errors import AudioError, ConfigError
 from telephony_tts.transport import stream_leg, voice_model
@@ -134,16 +135,16 @@ def test_a_server_that_is_to_listen_and_cannot_does_not_start(
     def make() -> VoiceModel:
         raise AudioError("the voice model cannot be loaded (gone)")
 
-    monkeypatch.setattr(app, "VOICE_MODEL", VoiceModelSource(make))
+    monkeypatch.setattr("telephony_tts.app.serving.VOICE_MODEL", VoiceModelSource(make))
     listening = {setting: value, "engines.default": "fake", "server.port": 0}
     with pytest.raises(ConfigError, match=rf"{setting}: .*\(gone\)"):
-        asyncio.run(app.serve(config.load(None, listening, environ={})))
+        asyncio.run(serve(config.load(None, listening, environ={})))
 
 
 def test_the_settings_of_the_configuration_reach_the_session() -> None:
     text = {"enabled": True, "min_speech_ms": 320, "hold_off_ms": 0, "silence_ms": 900, "floor_dbov": -38.5}
     loaded = config.load(None, {f"barge_in.{name}": value for name, value in text.items()}, environ={})
-    session = app.session_settings(loaded).barge_in
+    session = session_settings(loaded).barge_in
     assert {name: getattr(session, name) for name in text} == text
 
 

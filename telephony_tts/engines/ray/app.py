@@ -17,8 +17,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from telephony_tts.app import config
-from telephony_tts.app import server as app
 from telephony_tts.app.config import Config
+from telephony_tts.app.engines import engine_voices, served_engine
 from telephony_tts.engines.api import HasVersion
 from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
 from telephony_tts.engines.ray.replicas import ANNOUNCE_S, NAMESPACE, ReplicaEntry, ReplicaTable, directory_name
@@ -88,9 +88,9 @@ class EngineReplica:
         self._drain_s = settings.server.drain_s
         self._id = serve.get_replica_context().replica_id.unique_id
         own = replace(settings, engines=replace(settings.engines, default=ray_settings.engine))
-        self._engine = app.served_engine(own)
+        self._engine = served_engine(own)
         token = secrets.token_hex(32)
-        self._voices = app.engine_voices(own, self._engine)
+        self._voices = engine_voices(own, self._engine)
         self._server = EngineServer(self._engine, token=token, voices=self._voices)
         await self._engine.start()
         address = await self._server.listen(EngineAddress(host=ray.util.get_node_ip_address(), port=0))

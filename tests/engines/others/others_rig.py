@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.app.server import other_engine
+from telephony_tts.app.engines import other_engine
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake.engine import render

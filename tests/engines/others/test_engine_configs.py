@@ -17,7 +17,7 @@ from others_rig import recording
 from socket_stand_ins import socket_stand_in
 
 from telephony_tts.app.config import load
-from telephony_tts.app.server import build_catalog
+from telephony_tts.app.engines import build_catalog
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.settings import KINDS

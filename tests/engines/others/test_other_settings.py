@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.app import server as app
 from telephony_tts.app.config import ENGINES, Config, load
+from telephony_tts.app.engines import build_catalog
+from telephony_tts.app.processes import config_of_front
 from telephony_tts.engines.others.settings import KINDS
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
@@ -128,7 +129,7 @@ def test_a_kind_with_a_voice_of_its_own_needs_none() -> None:
 
 def test_several_fronts_share_the_slots_of_a_server(tmp_path: Path) -> None:
     config = loaded(f"engines: {{others: {{x: {{{SERVER}}}, y: {{{SERVER}, slots: 3}}}}}}", tmp_path)
-    fronts = [app.config_of_front(config, number, 2).engines.others for number in range(2)]
+    fronts = [config_of_front(config, number, 2).engines.others for number in range(2)]
     assert [front["x"].facts.slots for front in fronts] == [8, 8]
     assert sorted(front["y"].facts.slots for front in fronts) == [1, 2]
 
@@ -136,9 +137,9 @@ def test_several_fronts_share_the_slots_of_a_server(tmp_path: Path) -> None:
 def test_more_fronts_than_slots_that_are_set_are_refused(tmp_path: Path) -> None:
     """Each front has at least one slot, so that the server would get more requests than it may."""
     config = loaded(f"engines: {{others: {{x: {{{SERVER}}}, y: {{{SERVER}, slots: 4}}}}}}", tmp_path)
-    assert [app.config_of_front(config, number, 4).engines.others["y"].slots for number in range(4)] == [1] * 4
+    assert [config_of_front(config, number, 4).engines.others["y"].slots for number in range(4)] == [1] * 4
     with pytest.raises(ConfigError, match=r"engines\.others\.y\.slots is 4, .* 8 processes \(server\.processes\)"):
-        app.config_of_front(config, 0, 8)
+        config_of_front(config, 0, 8)
 
 
 @pytest.mark.parametrize(("section", "package"), [(SERVER, "httpx2"), (TRITON, "grpc")])
@@ -146,7 +147,7 @@ def test_a_missing_package_names_the_extra(
     section: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = loaded(f"engines: {{others: {{x: {{{section}}}}}}}", tmp_path)
-    monkeypatch.setattr(app, "is_installed", lambda name: name != package)
+    monkeypatch.setattr("telephony_tts.app.engines.is_installed", lambda name: name != package)
     wanted = rf"engines\.others\.x needs {package}: \.venv/bin/pip install -e '\.\[others\]'"
     with pytest.raises(EngineUnavailable, match=wanted):
-        app.build_catalog(config)
+        build_catalog(config)

@@ -13,8 +13,8 @@ from forked_process import ForkServer, fork_server
 @pytest.fixture(scope="module")
 def server_forks() -> Iterator[ForkServer]:
     folder = "telephony_tts.engines"
-    modules = ("telephony_tts.cli.main", "telephony_tts.app.server", f"{folder}.remote.server", f"{folder}.fake.engine")
-    with fork_server(*modules) as forks:
+    engines = (f"{folder}.remote.server", f"{folder}.fake.engine")
+    with fork_server("telephony_tts.cli.main", "telephony_tts.app.serving", *engines) as forks:
         yield forks
 
 

@@ -138,7 +138,7 @@ def test_the_commands_take_the_files_of_the_configuration(folder: Path) -> None:
         settings = config.load(None, given, token)
 
         async def work() -> None:
-            from telephony_tts.app.server import remote_engine
+            from telephony_tts.app.engines import remote_engine
 
             engine = remote_engine(settings)
             await engine.start()

@@ -1,0 +1,97 @@
+"""`serve` in one process or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from telephony_tts.app.config import Config
+from telephony_tts.app.engines import need_grpc, need_torch
+from telephony_tts.app.serving import Served, import_slow_modules, serve
+from telephony_tts.app.settings import open_keys, open_lexicons, transport_settings
+from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
+from telephony_tts.fronts.supervisor import supervise
+from telephony_tts.ops import logs
+from telephony_tts.runtime import event_loop
+from telephony_tts.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+_MOST_PROCESSES = 64
+"""As in the setting `server.processes`."""
+
+
+def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
+    """Run `serve`, on uvloop if it is installed; with several processes, run it in each of them."""
+    event_loop.share_one_arena()
+    logs.setup(config.log)
+    n = n_processes(config)
+    if n > 1:
+        event_loop.run(_supervise(config, n, announce))
+        return
+    import_slow_modules()
+    with event_loop.quick_turns():
+        event_loop.run(serve(config, announce))
+
+
+def n_processes(config: Config) -> int:
+    """How many front processes `serve` runs. A quota of the container counts, rounded down."""
+    wanted = config.server.processes
+    if wanted != "auto":
+        return wanted
+    share = cpu_share()
+    return max(1, min(share.n_cpus, _MOST_PROCESSES, math.floor(share.quota or share.n_cpus)))
+
+
+async def _supervise(config: Config, n: int, announce: Callable[[Served], None] | None) -> None:
+    """Run `n` fronts. What can be wrong with the settings is checked here, so that it is reported once."""
+    transport_settings(config, open_lexicons(config), open_keys(config))
+    shared_engine = None
+    if config.engines.cosyvoice2.model is not None:
+        # One for all fronts: a model takes gigabytes, and batches of all calls are the fastest.
+        need_torch(config)
+        need_grpc()
+        shared_engine = ("cosyvoice2", config)
+
+    def tell(served: Served) -> None:
+        if announce is not None:
+            announce(replace(served, n_processes=n))
+
+    server = config.server
+    configs = [config_of_front(config, number, n) for number in range(n)]
+    drain_s = server.drain_calls_s + server.drain_s
+    reloads = bool(config.lexicons.files) or config.keys.file is not None or config.experiments.file is not None
+    await supervise(
+        configs, server.host, server.port, drain_s, server.runtime_folder, tell, shared_engine, reloads=reloads
+    )
+
+
+def config_of_front(config: Config, number: int, n: int) -> Config:
+    """The configuration of one of `n` fronts: its part of the engines' threads, of the requests that other engines
+    serve at once, and of the memory for audio. Raises ConfigError if there are fewer slots than fronts."""
+
+    def part(whole: int) -> int:
+        return max(min(1, whole), whole // n + (number < whole % n))
+
+    engines, phrases, sounds = config.engines, config.phrases, config.sounds
+    for name, each in engines.others.items():
+        if each.slots is not None and each.slots < n:
+            raise ConfigError(
+                f"engines.others.{name}.slots is {each.slots}, too few for {n} processes (server.processes): each "
+                f"process needs one. Set server.processes to at most {each.slots}"
+            )
+    return replace(
+        config,
+        engines=replace(
+            engines,
+            hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
+            kokoro=replace(engines.kokoro, workers=part(engines.kokoro.workers)),
+            espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
+            others={name: replace(each, slots=part(each.facts.slots)) for name, each in engines.others.items()},
+        ),
+        phrases=replace(phrases, memory_mb=part(phrases.memory_mb)),
+        sounds=replace(sounds, memory_mb=part(sounds.memory_mb)),
+    )
