@@ -1,7 +1,7 @@
 """The program of one front. Its parent is `supervisor`.
 
-It is the server of `app.serving.serve` on sockets that it inherits. It ends like that server: at SIGTERM it drains. It does the
-same when the supervisor is gone.
+It is the server of `app.serving.serve` on sockets that it inherits. It ends like that server: at SIGTERM it drains. It
+does the same when the supervisor is gone.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class ServerSettings:
 
     `tokens` is the union of the file's list, the lines of `tokens_file`, TELEPHONY_TTS_TOKENS and `supervisor_tokens`,
     with which people also listen to calls, end them and play recordings in the console. `open` allows a public server
-    without tokens (`app.settings.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages that may use the
-    server, beside those of its own host and of `public_url`; "*" allows all.
+    without tokens (`app.settings.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages that
+    may use the server, beside those of its own host and of `public_url`; "*" allows all.
 
     `processes` front processes share the port; "auto" is one for each core. What they must agree on is in
     `runtime_folder`, or in memory. `console` serves the page `/console/`.
