@@ -45,13 +45,13 @@ TABLE: dict[str, Row] = {
     "telephony_tts.runtime.errors": row(),
     "telephony_tts.runtime.clock": row(),
     "telephony_tts.runtime.daemon_pool": row("runtime.errors"),
-    "telephony_tts.ops.schema": row(),
-    "telephony_tts.ops.metrics": row(outside="prometheus_client"),
-    "telephony_tts.ops.logs": row("runtime.errors runtime.clock"),
+    "telephony_tts.runtime.schema": row(),
+    "telephony_tts.runtime.metrics": row(outside="prometheus_client"),
+    "telephony_tts.runtime.logs": row("runtime.errors runtime.clock"),
     "telephony_tts.ops.certificate": row(),
     # Traces of turns; the package is an extra, imported when a collector is configured.
-    "telephony_tts.ops.tracing": row("ops.logs runtime.clock session transport wire", "opentelemetry"),
-    "telephony_tts.ops.settings_tree": row("runtime.errors ops.schema", "yaml"),
+    "telephony_tts.app.tracing": row("ops.logs runtime.clock session transport wire", "opentelemetry"),
+    "telephony_tts.runtime.settings_tree": row("runtime.errors ops.schema", "yaml"),
     "telephony_tts.app.config": row(
         "runtime.errors ops.schema ops.settings_tree session.settings transport.settings recording.settings engines.remote.addresses "
         "engines.others.settings"
@@ -453,8 +453,8 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         ("telephony_tts.wire.native", "import importlib\nimportlib.import_module('numpy')"),
         ("telephony_tts.text.segmenter", "try:\n    import wetext\nexcept ImportError:\n    pass"),
         ("telephony_tts.runtime.errors", "from telephony_tts.runtime.clock import monotonic_ns"),
-        ("telephony_tts.app.config", "from telephony_tts.ops.logs import setup"),
-        ("telephony_tts.ops.logs", "import yaml"),
+        ("telephony_tts.app.config", "from telephony_tts.runtime.logs import setup"),
+        ("telephony_tts.runtime.logs", "import yaml"),
         ("telephony_tts.engines.fake.engine", "import hibari"),
         ("telephony_tts.engines.fake.engine", "from telephony_tts.engines.hibari.engine import Hibari"),
         ("telephony_tts.engines.fake.engine", "from telephony_tts.engines.hibari.model import Model"),
