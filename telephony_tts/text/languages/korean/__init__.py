@@ -19,6 +19,9 @@ _TO_AMOUNT = re.compile(rf" ?[~∼〜–-] ?(?P<last>{NUMBER})(?P<scale>[백천�
 _STAGES = re.compile(r"[~∼〜–-]| - ")
 _PLATE_LETTERS = "가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주바사아자하허호배"
 _KEYS = re.compile("누르|눌|입력|비밀번호|비번|다이얼|걸")
+_RANKS = re.compile("(?:석차|등수)[은는이가]? ?$")
+_SEAT_BEFORE, _SEAT_AFTER = re.compile("(?:좌석|자리|호차)[은는이가]? ?$"), re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
+_LIKE_ENGLISH = {"4K": "포K", "3D": "쓰리D", "2D": "투D"}
 _PLATES = re.compile("차|번호판|주차|입차|출차")
 _WORDS = addresses.AddressWords(
     at="골뱅이",
@@ -54,7 +57,8 @@ def _say_mask(shape: Shape) -> str | None:
 
 def _say_keys(shape: Shape) -> str:
     if shape.written[0] == "#" and shape.written[-1].isdigit() and not _KEYS.search(shape.left + shape.right):
-        return "넘버 " + amount(shape.groups[0])
+        number = shape.groups[0]
+        return "넘버 " + (code(number) if len(number) > 3 else amount(number))
     names = {"*": " 별표 ", "#": " 우물정 "}
     return "".join(names.get(part, code(part)) for part in re.findall("[0-9]+|[*#]", shape.written)).strip()
 
@@ -135,6 +139,8 @@ def _say_pair(shape: Shape) -> str:
 
 def _say_rating(shape: Shape) -> str:
     score, best = shape.written.split("/")
+    if _RANKS.search(shape.left):
+        return f"{amount(best)} 중 {amount(score)}"
     return f"{amount(best)}점 만점에 {amount(score)}"
 
 
@@ -154,13 +160,17 @@ def _say_ratio(shape: Shape) -> str:
 
 def _say_weekday(shape: Shape) -> str | None:
     """ "(월)" behind a date."""
-    return f" {shape.written[1]}요일" if shape.left[-1:] == "일" or shape.left[-1:].isdigit() else None
+    is_date = shape.left[-1:] == "일" or (shape.before is not None and shape.before.end == shape.start)
+    return f" {shape.written[1]}요일" if is_date else None
 
 
 def _say_mixed(digits_one_by_one: bool) -> reader.Say:
     def say(shape: Shape) -> str | None:
         written = shape.written
-        if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
+        if written in _LIKE_ENGLISH:
+            return _LIKE_ENGLISH[written]
+        is_seat = _SEAT_BEFORE.search(shape.left) or _SEAT_AFTER.match(shape.right)
+        if written[0].isdigit() and not is_seat and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
             return None  # 5kg
         said = ""
         for part in _PART.findall(written):
@@ -272,6 +282,11 @@ KOREAN = reader.Tables(
     ),
     forms=reader.Forms((
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
+        ("month_day", re.compile(
+            r"(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\."
+            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣]))"
+            r"|(?<=[~∼〜–-])(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\.(?! ?[0-9])"
+        )),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
         ("money", MONEY),
         ("hour", re.compile(

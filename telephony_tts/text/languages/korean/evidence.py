@@ -19,13 +19,14 @@ _AMOUNTS = (
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(
         near=re.compile(
-            rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$|(?:폰|전화)에서\s$", re.IGNORECASE
+            rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$|(?:폰|전화)에서\s$|(?:HTTP|에러|오류)\s$",
+            re.IGNORECASE,
         ),
         far=re.compile(_CODES, re.IGNORECASE),
         behind=re.compile(
             r"(?:이|가|은|는)?\s?(?:본인\s?)?(?:인증|비밀|확인|주문|접수|예약|승인)?\s?(?:번호|코드)(?!\s?[0-9])"
-            r"|\s?번?(?:으로|로|에|에다가?)\s?(?:전화|걸|거세|거시|연락|문의|신고|문자|연결)|[을를]\s?(?:입력|다이얼)"
-            r"|\s?(?:정부민원|콜센터|고객센터|상담|신고)"
+            r"|\s?번?(?:으로|로|에|에다가?)\s?(?:바로\s|즉시\s|먼저\s)?(?:전화|걸|거세|거시|연락|문의|신고|문자|연결)|[을를]\s?(?:입력|다이얼)"
+            r"|\s?(?:정부민원|콜센터|고객센터|상담|신고|구급|소방)"
         ),
     ),
     "amount": Evidence(
@@ -54,7 +55,9 @@ EVIDENCE: dict[str, Evidence] = {
         near=re.compile(r"(?:비율|스코어|점수)[은는이가\s]{0,3}$"),
         behind=re.compile(r"\s?(?:문의|상담|채팅|비율|으?로 (?:이[기겼]|앞|졌|지고|승|패)|무승부|매칭|화면|맞춤)"),
     ),
-    "rating": Evidence(near=re.compile(r"(?:평점|별점|점수|만족도)[은는이가\s]{0,3}$"), behind=re.compile(" ?점")),
+    "rating": Evidence(
+        near=re.compile(r"(?:평점|별점|점수|만족도|석차|등수)[은는이가\s]{0,3}$"), behind=re.compile(" ?점")
+    ),
     "pair": Evidence(near=re.compile(r"(?:혈압)[은는이가\s]{0,3}$"), behind=re.compile(r"\s?mmHg")),
     "minus": Evidence(behind=re.compile(r"\s?=")),
     "address": Evidence(

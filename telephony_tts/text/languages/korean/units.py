@@ -93,7 +93,8 @@ _MACHINES = re.compile(
 )
 _ON_THE_MOVE = re.compile(" ?대(?:를|씩)? ?(?:주차|한정|판매|출고|운행|출발|등록|연결|설치|보유)")
 _GREAT = re.compile(
-    r" ?대 ?(?:[0-9]|째|불가사의|보험|도시|명산|영양소|암|과제|원칙|요소|의무|강|궁|운동|거짓말|뉴스|성인|사건)"
+    r" ?대 ?(?:[0-9]|째(?! ?(?:기기|휴대폰|폰|차|TV|단말))|불가사의|보험|도시|명산|영양소|암|과제|원칙|요소|의무|강|궁|"
+    r"운동|거짓말|뉴스|성인|사건)"
 )
 _TIMES_AFTER = re.compile(
     r" ?번 ?(?:틀|더|이상|이하|이내|미만|정도|만에|째|씩|연속|전화(?!번)|방문|배송|연락|실패|시도|반복|재시도|"
@@ -102,12 +103,27 @@ _TIMES_AFTER = re.compile(
 )
 _TIMES_BEFORE = re.compile(
     r"(?:하루에?|매일|매주|매달|[주달월년] ?(?:일)?에|시간에|다시|최대|벌써|이미|연속|지금까지|모두|평균|"
-    r"한 ?달에|일주일에|연간|월|총|꼭) ?$"
+    r"한 ?달에|일주일에|연간|월|총|꼭|결석|지각|조퇴) ?$"
 )
 _PEOPLE = re.compile(
     r" ?분(?:이|만|께서|은|도|의)? ?(?:더 ?)?(?:대기 ?중이[시세신십]|가입|계[시십신]|오[시셨십]|참석|신청|탑승|"
-    r"예약하|방문하|모두|께)"
+    r"예약|방문하|모두|께)| ?분이(?:신[가지데]|시[죠고며]|세요)"
 )
+_PERSONS = re.compile(
+    "(?:고객|손님|환자|승객|동승자|보호자|어르신|회원|일행|인원|성인|어른|어린이|아동|아이|신청자|참석자|방문자|방문객|"
+    "투숙객|대기자|하객)(?:수?[은는이가]|님이)? ?(?:총|모두)? ?$"
+)
+_TIME_BEFORE = re.compile("(?:시|시간)[은이]? ?(?:약|총|최대)? ?$")
+_MINUTES_AFTER = re.compile(
+    " ?분 ?(?:[간만후뒤전안내0-9]|이[내상하면]|정도|동안|마다|걸|소요|남|지[나연]|초과|기다|가량|쯤)"
+)
+_THINGS = {
+    "부": re.compile(
+        "(?:(?<!순)서|증|[등초사원]본|서류|신문|책자|카탈로그|안내문|성적표|도면)[을를은는이가]? ?(?:각|총)? ?$"
+    ),
+    "점": re.compile("(?:상품|제품|작품|물품|소지품|의류|가구|그림|품목) ?$"),
+}
+"""Words before a counter that has native numbers behind them only: 서류 두 부, not 공연 이 부."""
 
 
 def count(number: str, counter: str, left: str = "", right: str = "") -> str:
@@ -128,12 +144,21 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
         is_times = _TIMES_AFTER.match(right) or (_TIMES_BEFORE.search(left) and not is_rank)
         return native(value) if is_times and 1 <= value <= 20 else cardinal(value)
     if counter == "분":
-        return native(value) if 1 <= value <= 10 and _PEOPLE.match(right) else cardinal(value)
+        return native(value) if 1 <= value <= 10 and _are_people(left, right) else cardinal(value)
+    if counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점 ?만점", right):
+        return native(value) if 1 <= value <= 20 else cardinal(value)
     if counter == "대" and not _is_counted(value, left, right):
         return cardinal(value)
     if counter == "시간" and value >= 20:
         return cardinal(value)
     return native(value) if 1 <= value <= NATIVE.get(counter, 0) else cardinal(value)
+
+
+def _are_people(left: str, right: str) -> bool:
+    """Whether 분 counts people: 고객 네 분, 네 분이신가요, not 세 시 사 분."""
+    if _TIME_BEFORE.search(left):
+        return False
+    return _PEOPLE.match(right) is not None or (_PERSONS.search(left) is not None and not _MINUTES_AFTER.match(right))
 
 
 def _is_counted(value: int, left: str, right: str) -> bool:
@@ -146,4 +171,6 @@ def _is_counted(value: int, left: str, right: str) -> bool:
 def measure(number: str, written: str) -> str:
     """A number with a unit in letters or signs: 100°F -> "화씨 백 도"."""
     name = UNITS[written]
+    if name == "시간":
+        return f"{count(number, name)} {name}"
     return f"{name} {amount(number)} 도" if name == "화씨" else f"{amount(number)} {name}"
