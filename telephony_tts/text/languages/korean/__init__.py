@@ -145,8 +145,6 @@ def _say_rating(shape: Shape) -> str:
 
 
 def _say_fraction(shape: Shape) -> str:
-    if re.match(" ?분기", shape.right):
-        return amount(shape.groups[0]) + amount(shape.groups[1])
     return f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}"
 
 
@@ -256,6 +254,7 @@ KOREAN = reader.Tables(
         "pair": _say_pair,
         "rating": _say_rating,
         "fraction": _say_fraction,
+        "quarter": lambda shape: amount(shape.groups[0]) + amount(shape.groups[1]),
         "address": _say_parts(" 다시 "),
         "minus": _say_parts(" 마이너스 "),
         "named": _say_named,
@@ -278,15 +277,16 @@ KOREAN = reader.Tables(
     signs=say_sign,
     trigger=reader.trigger(
         r"(?<![A-Za-z])(?:[AP]\.?M\.? ?(?=[0-9])|No\. ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))|[ㄱ-ㅎㅏ-ㅣ]{2}|[ㅋㅎㅠㅜ]|"
-        rf"[{UNIT_CHARACTERS}§√℡\u2160-\u2188⑩-⑳]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
+        rf"[{UNIT_CHARACTERS}§√℡▲△\u2160-\u2188⑩-⑳]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
     ),
     forms=reader.Forms((
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
         ("month_day", re.compile(
             r"(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\."
-            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣]))"
+            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣])|입니다|이[고며]|에 )"
             r"|(?<=[~∼〜–-])(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\.(?! ?[0-9])"
         )),
+        ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
         ("money", MONEY),
         ("hour", re.compile(

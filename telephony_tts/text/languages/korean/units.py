@@ -8,9 +8,10 @@ from telephony_tts.text.languages.korean.money import CURRENCY
 from telephony_tts.text.languages.korean.numbers import amount, cardinal, native
 
 _TABLE = """
-kg kgs Kg KG ㎏ 킬로그램|g 그램|mg ㎎ 밀리그램|µg μg mcg 마이크로그램|t 톤|lb lbs 파운드|oz 온스
+kg kgs Kg KG ㎏ 킬로그램|g 그램|mg ㎎ 밀리그램|µg μg mcg ㎍ 마이크로그램|t 톤|lb lbs 파운드|oz 온스
 km Km KM ㎞ 킬로미터|m 미터|cm CM ㎝ 센티미터|mm MM ㎜ 밀리미터|µm 마이크로미터|nm 나노미터|mi 마일|ft 피트|yd 야드
 L l ℓ 리터|mL ml ML ㎖ 밀리리터|dL ㎗ 데시리터|kL ㎘ 킬로리터|cc CC ㏄ 씨씨|gal 갤런
+µg/m³ ㎍/㎥ ㎍/m³ ug/m3 마이크로그램 퍼 세제곱미터|km/L km/l 킬로미터 퍼 리터|L/min 리터 퍼 분
 km/h kph kmh ㎞/h 킬로미터 매 시|m/s 미터 매 초|mph 마일 매 시|rpm RPM 알피엠|bpm BPM 비피엠|fps FPS 프레임
 °C ℃ ºC 도|°F ℉ ºF 화씨|° º 도|TB 테라바이트|GB 기가바이트|MB 메가바이트|KB kB 킬로바이트|Kbps kbps 킬로비피에스
 Mbps mbps Mb/s 메가비피에스|Gbps gbps Gb/s 기가비피에스|MB/s 메가바이트 퍼 초|GB/s 기가바이트 퍼 초
@@ -41,14 +42,16 @@ _NATIVE_TO_99 = "개 명 살 마리 병 권 장 대 달 잔 시간 사람 번째
 _NATIVE_TO_20 = (
     "건 통 팀 칸 상자 캔 끼 종류 모 채 세트 줄 군데 식구 곳 알 봉지 박스 포기 쌍 자루 갑 컵 조각 접시 묶음 다발 "
     "차례 방울 마디 글자 자 "
-    "단어 문장 계좌 팩 캡슐 스푼 숟갈 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 정거장 정류장 해 판 척 개피 포 매 정"
+    "단어 문장 계좌 팩 캡슐 스푼 숟갈 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 정거장 정류장 해 판 척 개피 포 매 정 본"
 )
 _NATIVE_TO_12, _NATIVE_TO_10 = "시", "배"
+_TO_5, _ENGLISH = ("룸", "베이", "샷"), ("", "원", "투", "쓰리", "포", "파이브")
+"""Counters behind English numbers: 쓰리룸."""
 NATIVE = {
     counter: limit
     for limit, counters in ((99, _NATIVE_TO_99), (20, _NATIVE_TO_20), (12, _NATIVE_TO_12), (10, _NATIVE_TO_10))
     for counter in counters.split(" ")
-}
+} | dict.fromkeys(_TO_5, 5)
 """Counters with native numbers, and up to which number."""
 _SINO = (
     "원 년 학년 학년도 연도 월 일 분 초 개월 개국 개소 주 주일 주년 년대 회 회선 차 층 동 호 호선 단계 단지 "
@@ -60,7 +63,7 @@ _SINO = (
 )
 _NOT_COUNTED = {
     "인": "가데지줄", "일": "까지수", "부": "터", "주": "세시", "여": "기", "도": "록", "만": "약", "과": "정",
-    "기": "억",
+    "기": "억", "장": "면", "본": "부",
 }  # fmt: skip
 _N_AT_MOST = {"가": "(?<![0-9]{2})", "과": "(?<![0-9]{2})", "면": "(?<![0-9]{3})", "도": "(?<![0-9]{4})"}
 """Behind longer numbers these are particles."""
@@ -68,6 +71,7 @@ _ENDS = (
     "(?![가-힣])|이상|이하|이내|이[나며고랑에요지]?(?![가-힣]{2})|[가은는을를의에도만와과나요씩당로]|으로|입|"
     "까지|부터|보다|밖|정도|미만|초과|여"
     "|[중전후간째짜더들]|마다|뿐|쯤|가량|내외|예요|였|인데|인가|남|반|정각|경|하고|랑|배기|맞|추가|주세|있|남았"
+    "|[면죠네니든지](?![가-힣]{2})"
 )
 """What may follow a native counter. 3권역 and 7대양 are other words."""
 
@@ -107,7 +111,7 @@ _TIMES_BEFORE = re.compile(
 )
 _PEOPLE = re.compile(
     r" ?분(?:이|만|께서|은|도|의)? ?(?:더 ?)?(?:대기 ?중이[시세신십]|가입|계[시십신]|오[시셨십]|참석|신청|탑승|"
-    r"예약|방문하|모두|께)| ?분이(?:신[가지데]|시[죠고며]|세요)"
+    r"예약|방문하|모두|께|타[시실])| ?분이(?:신[가지데]|시[죠고며]|세요|서)|분[,과와]? [가-힣 ]{1,12}[1-9] ?분 ?예약"
 )
 _PERSONS = re.compile(
     "(?:고객|손님|환자|승객|동승자|보호자|어르신|회원|일행|인원|성인|어른|어린이|아동|아이|신청자|참석자|방문자|방문객|"
@@ -121,6 +125,8 @@ _THINGS = {
     "부": re.compile(
         "(?:(?<!순)서|증|[등초사원]본|서류|신문|책자|카탈로그|안내문|성적표|도면)[을를은는이가]? ?(?:각|총)? ?$"
     ),
+    "종": re.compile("(?:부품|상품|제품|음료|색상|메뉴|옵션|사은품|디저트|안주|반찬|과일|소스) ?$"),
+    "기": re.compile("(?:모터|엘리베이터|승강기|충전기|발전기|보일러) ?$"),
     "점": re.compile("(?:상품|제품|작품|물품|소지품|의류|가구|그림|품목) ?$"),
 }
 """Words before a counter that has native numbers behind them only: 서류 두 부, not 공연 이 부."""
@@ -151,7 +157,9 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
         return cardinal(value)
     if counter == "시간" and value >= 20:
         return cardinal(value)
-    return native(value) if 1 <= value <= NATIVE.get(counter, 0) else cardinal(value)
+    if not 1 <= value <= NATIVE.get(counter, 0):
+        return cardinal(value)
+    return _ENGLISH[value] if counter in _TO_5 else native(value)
 
 
 def _are_people(left: str, right: str) -> bool:
