@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.korean import dates
@@ -29,17 +30,11 @@ _WORDS = addresses.AddressWords(
     digits=code,
     space=" ",
 )
-(_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
+(_, _SAY_EMAIL), (_, _SAY_URL) = addresses.address_rules(_WORDS)
 
 
-def _say_email(shape: Shape) -> str | None:
-    found = _EMAIL.match(shape.text, shape.start)
-    return _SAY_EMAIL(found) if found else None
-
-
-def _say_url(shape: Shape) -> str | None:
-    found = _URL.match(shape.text, shape.start)
-    return _SAY_URL(found) if found else None
+def _say_match(say: Callable[[re.Match[str]], str]) -> reader.Say:
+    return lambda shape: say(shape.found) if shape.found else None
 
 
 def _say_code(shape: Shape) -> str:
@@ -70,14 +65,9 @@ def _say_amount(shape: Shape) -> str | None:
     if unit is None:
         return sign + (code(number) if _is_padded(number, 2) else amount(number))
     if unit["money"]:
-        found = MONEY.match(shape.text, shape.start)
-        if found is None:
-            return None
-        shape.end = found.end()
-        return money(found)
+        return None  # +5 USD: a plus, and then money
     if unit["written"]:
-        shape.end = unit.end()
-        return sign + measure(number, unit["written"])
+        return sign + _joined([number], "", shape)
     counter = unit["weak"] or unit["native"] or unit["sino"] or unit["apart"]
     if _is_padded(number, 2 if unit["weak"] else 3):
         return code(number)  # 제0342호, not 09시
@@ -98,21 +88,21 @@ def _say_range(shape: Shape) -> str | None:
             return f"{amount(first)}에서 {money(found)}"
         return f"{amount(first)}에서 {amount(last)}"
     if unit["written"]:
-        shape.end = unit.end()
-        return f"{amount(first)}에서 {measure(last, unit['written'])}"
+        return _joined((first, last), "에서 ", shape)
     counter = unit["native"] or unit["sino"] or unit["apart"] or unit["weak"]
     said = count(first, counter, shape.left, shape.right)
     repeated = counter if counter in NATIVE or counter == "월" else ""
     return f"{said}{repeated}에서 {count(last, counter, shape.left, shape.right)}"
 
 
-def _say_size(shape: Shape) -> str:
-    *first, last = re.split(r" ?[x×X*] ?", shape.written)
-    said = [amount(part) for part in first]
+def _joined(numbers: Iterable[str], joint: str, shape: Shape) -> str:
+    """`numbers` with `joint` between, and the unit in letters or signs behind the shape, which it takes."""
+    *first, last = numbers
+    said = amount(last)
     if shape.unit is not None and shape.unit["written"]:
         shape.end = shape.unit.end()
-        return " 곱하기 ".join([*said, measure(last, shape.unit["written"])])
-    return " 곱하기 ".join([*said, amount(last)])
+        said = measure(last, shape.unit["written"])
+    return joint.join([*map(amount, first), said])
 
 
 def _say_clock(shape: Shape) -> str | None:
@@ -124,17 +114,6 @@ def _say_clock(shape: Shape) -> str | None:
 
 def _say_hour(shape: Shape) -> str | None:
     return dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1])
-
-
-def _say_pair(shape: Shape) -> str:
-    """ "120/80" of a blood pressure."""
-    upper, *rest = shape.written.split("/")
-    last = rest[-1]
-    said = [amount(part) for part in (upper, *rest[:-1])]
-    if shape.unit is not None and shape.unit["written"]:
-        shape.end = shape.unit.end()
-        return "에 ".join([*said, measure(last, shape.unit["written"])])
-    return "에 ".join([*said, amount(last)])
 
 
 def _say_rating(shape: Shape) -> str:
@@ -200,7 +179,7 @@ def _say_plate(shape: Shape) -> str | None:
 
 
 def _say_money(shape: Shape) -> str | None:
-    found = MONEY.match(shape.text, shape.start)
+    found = shape.found
     if found is None:
         return None
     if found["number"] and not found["scale"] and (last := _TO_AMOUNT.match(shape.text, found.end())):
@@ -229,14 +208,14 @@ KOREAN = reader.Tables(
     unit=UNIT,
     evidence=EVIDENCE,
     say={
-        "email": _say_email,
-        "url": _say_url,
+        "email": _say_match(_SAY_EMAIL),
+        "url": _say_match(_SAY_URL),
         "mask": _say_mask,
         "keys": _say_keys,
         "code": _say_code,
         "amount": _say_amount,
         "range": _say_range,
-        "size": _say_size,
+        "size": lambda shape: _joined(re.split(r" ?[x×X*] ?", shape.written), " 곱하기 ", shape),
         "clock": _say_clock,
         "hour": _say_hour,
         "duration": lambda shape: dates.duration(shape.groups),
@@ -251,7 +230,7 @@ KOREAN = reader.Tables(
         "ratio": _say_ratio,
         "weekday": _say_weekday,
         "per": lambda shape: UNITS[shape.written],
-        "pair": _say_pair,
+        "pair": lambda shape: _joined(shape.written.split("/"), "에 ", shape),
         "rating": _say_rating,
         "fraction": _say_fraction,
         "quarter": lambda shape: amount(shape.groups[0]) + amount(shape.groups[1]),

@@ -23,11 +23,14 @@ def month_day(groups: list[str]) -> str:
 
 
 def date(groups: list[str]) -> str | None:
-    """Year, month and perhaps day; the year has two or four digits."""
+    """Year, month and perhaps day; the year has two or four digits. With the year last, the day may be the first."""
+    if len(groups) == 3 and len(groups[2]) == 4:
+        first, second, year = groups
+        groups = [year, second, first] if int(first) > 12 else [year, first, second]
     if not 1 <= int(groups[1]) <= 12 or (len(groups) > 2 and not 1 <= int(groups[2]) <= 31):
         return None
-    year = f"{cardinal(int(groups[0]))}년 "
-    return year + (month(int(groups[1])) if len(groups) == 2 else month_day(groups[1:]))
+    said = f"{cardinal(int(groups[0]))}년 "
+    return said + (month(int(groups[1])) if len(groups) == 2 else month_day(groups[1:]))
 
 
 def clock(groups: list[str], part: str = "") -> str | None:
