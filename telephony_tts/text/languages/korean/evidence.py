@@ -61,12 +61,10 @@ EVIDENCE: dict[str, Evidence] = {
     "rating": Evidence(
         near=re.compile(r"(?:평점|별점|점수|만족도|석차|등수)[은는이가\s]{0,3}$"), behind=re.compile(" ?점")
     ),
-    "pair": Evidence(near=re.compile(r"(?:혈압)[은는이가\s]{0,3}$"), behind=re.compile(r"\s?mmHg")),
     "minus": Evidence(behind=re.compile(r"\s?=")),
     "address": Evidence(
         near=re.compile(r"(?:동|로|길|리|[0-9]가|산)\s?$"),
         behind=re.compile(r"\s?번지|번 ?(?:버스|칸|출구|게이트|마을)"),
     ),
-    "range": Evidence(behind=re.compile(r"\s?(?:사이|내|이내|정도|가량)")),
 }  # fmt: skip
 EVIDENCE["mixed_code"] = EVIDENCE["code"]
