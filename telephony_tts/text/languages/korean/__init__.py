@@ -189,6 +189,18 @@ def _say_money(shape: Shape) -> str | None:
     return money(found)
 
 
+def _say_rate(shape: Shape) -> str | None:
+    """ "120원/kWh" -> "킬로와트시당 백이십원"."""
+    found = shape.found
+    if found is None:
+        return None
+    said, at, rate = "", 0, found["rate"]
+    for start, end, spoken in reader.read(rate, KOREAN):
+        said, at = said + rate[at:start] + spoken, end
+    per = {"월": "월", "년": "연", "연": "연", "일": "하루", "박": "일박당", "인": "일인당"}.get(found["per"])
+    return f"{per or UNITS.get(found['per'], found['per']) + '당'} {said}{rate[at:]}"
+
+
 def _say_month_day(shape: Shape) -> str:
     shape.end += shape.right.startswith("일")
     return dates.month_day(shape.groups)
@@ -241,6 +253,7 @@ KOREAN = reader.Tables(
         "mixed_code": _say_mixed(digits_one_by_one=True),
         "plate": _say_plate,
         "money": _say_money,
+        "rate": _say_rate,
         "one_plus_one": _say_one_plus_one,
         "versus": _say_parts("대 "),
         "numero": lambda shape: "넘버 ",
@@ -267,6 +280,12 @@ KOREAN = reader.Tables(
         )),
         ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
+        ("rate", re.compile(
+            rf"(?P<rate>[₩$€](?>{NUMBER})|(?>{NUMBER})(?:[~-](?>{NUMBER}))?[십백천만억]*+ ?"
+            rf"(?:원|달러|유로|[회건개명대]|(?:{WRITTEN})(?=/[가-힣])))/"
+            rf"(?P<per>월|년|연|일|주|박스|박|시간|분|초|회|건|인|명|개|대|평|병|장|{WRITTEN})"
+            r"(?=[^가-힣A-Za-z0-9/]|$|이[고며에]|입|예요|[으로를을은는이가씩]|정도|수준)"
+        )),
         ("money", MONEY),
         ("hour", re.compile(
             r"[AP]\.?M\.? ?[0-9]{1,2}(?::[0-9]{2})?(?![0-9:]|\.[0-9]| ?시)|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"

@@ -18,7 +18,7 @@ _WORDS = {
 }  # fmt: skip
 _DASHES, _WAVES = "-–—", "~∼〜"
 _DAYS = re.compile(r"[월화수목금토일](?![가-힣])|[월화수목금토일](?:요일|까지|에|은|만|입|이)")
-_WEEKDAY = re.compile(r"\([월화수목금토일]\)")
+_ASIDE = re.compile(r"\([가-힣 ]{1,8}\)")
 _DAY_BEFORE = re.compile(r"(?:(?<![가-힣])[월화수목금토일]|요일) ?$")
 _ROUTE = re.compile(r"(?:[가-힣]{2,6}) ?(?:구간|사이|노선|행|방면|왕복|편도|운행|간|까지)")
 _PART_OF_DAY = re.compile(r" ?(?:[0-9$€£¥₩]|오전|오후|낮|밤|새벽|저녁|다음|익일|당일|내일)")
@@ -96,7 +96,7 @@ def _is_counted(shape: Shape) -> bool:
     if before is None:
         return False
     between = shape.text[before.end : shape.start].strip()
-    if not between or _WEEKDAY.fullmatch(between):
+    if not between or _ASIDE.fullmatch(between):
         return True
     is_house = between in ("동", "호", "로", "길")
     return before.unit is not None and len(between) <= 3 and between.isalpha() and not is_house
