@@ -230,6 +230,7 @@ KOREAN = reader.Tables(
         "size": lambda shape: _joined(re.split(r" ?[x×X*] ?", shape.written), " 곱하기 ", shape),
         "clock": _say_clock,
         "hour": _say_hour,
+        "elapsed": lambda shape: dates.elapsed(shape.left, shape.groups),
         "duration": lambda shape: dates.duration(shape.groups),
         "date": lambda shape: dates.date(shape.groups),
         "year_month": lambda shape: dates.date(shape.groups),
@@ -280,6 +281,7 @@ KOREAN = reader.Tables(
         )),
         ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
+        ("elapsed", re.compile(r"[0-9]{1,2}:[0-5][0-9](?![0-9:]|에|부터|까지| ?[~-])")),
         ("rate", re.compile(
             rf"(?P<rate>[₩$€](?>{NUMBER})|(?>{NUMBER})(?:[~-](?>{NUMBER}))?[십백천만억]*+ ?"
             rf"(?:원|달러|유로|[회건개명대]|(?:{WRITTEN})(?=/[가-힣])))/"

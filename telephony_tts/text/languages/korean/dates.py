@@ -7,6 +7,10 @@ import re
 from telephony_tts.text.languages.korean.numbers import cardinal, native
 
 _MERIDIEM = re.compile(r" ?([aApP])\.?[mM]\.?(?![A-Za-z])")
+_ELAPSED = re.compile(
+    "(?:(?P<hours>남은|소요|예상|걸리는|비행|주행)|(?:통화|녹음|재생|대기)(?= ?시간)|(?<!점수 )기록)"
+    " ?(?:시간)?[은는이가:]? ?약? ?$"
+)
 ANNIVERSARY = re.compile(
     r"(?:3[.·]1|4[.·]19|5[.·]16|5[.·]18|6[.·]10|6[.·]25|8[.·]15|10[.·]26|12[.·]12)"
     r"(?= ?(?:절|혁명|전쟁|운동|행사|기념|민주|광복|사변|사태|정신|만세))"
@@ -47,6 +51,12 @@ def meridiem(behind: str) -> tuple[str, int]:
     """("a", "p" or "", the characters that it takes) of what is written behind a time."""
     found = _MERIDIEM.match(behind)
     return (found[1], found.end()) if found else ("", 0)
+
+
+def elapsed(left: str, groups: list[str]) -> str | None:
+    """What is said for "03:25" behind `left`, if that names a length of time: 통화 시간 삼분 이십오초."""
+    found = _ELAPSED.search(left)
+    return duration([*groups, "0"] if found["hours"] else ["0", *groups]) if found else None
 
 
 def duration(groups: list[str]) -> str:

@@ -19,7 +19,7 @@ _AMOUNTS = (
 EVIDENCE: dict[str, Evidence] = {
     "code": Evidence(
         near=re.compile(
-            rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$|(?:폰|전화)에서\s$|(?:HTTP|에러|오류)\s$",
+            rf"(?:{_CODES})(?:번호|숫자|값)?{_JOINT}{_LENGTH}{_JOINT}$|(?:폰|전화)에서\s$|(?:HTTP|에러|오류|신고[는은])\s$",
             re.IGNORECASE,
         ),
         far=re.compile(_CODES, re.IGNORECASE),

@@ -57,9 +57,9 @@ NATIVE = {
 _SINO = (
     "원 년 학년 학년도 연도 월 일 분 초 개월 개국 개소 주 주일 주년 년대 회 회선 차 층 동 호 호선 단계 단지 "
     "구간 세 세대 인 인분 등 등급 위 급 점 평 쪽 "
-    "페이지 킬로 미터 센티 밀리 그램 리터 톤 퍼센트 퍼 프로 달러 센트 엔 유로 위안 파운드 루피 바트 포인트 마일 "
-    "볼트 와트 인치 칼로리 배럴 도 조 항 절 기가 "
-    "메가 테라 바이트 박 인용 인당 영업일 일간 년간 교시 과목 과 권역 병동 강 종 편 부 화 기 면 열 행 실 관 번길 가 "
+    "페이지 킬로 미터 센티 밀리 그램 리터 톤 퍼센트 퍼 프로 달러 센트 엔 유로 위안 파운드 루피 바트 "
+    "포인트 마일 볼트 와트 인치 칼로리 배럴 도 조 항 절 기가 메가 테라 "
+    "바이트 박 인용 인당 영업일 일간 년간 교시 과목 과 시즌 권역 병동 강 종 편 부 화 기 면 열 행 실 관 번길 가 "
     "십 백 천 만 억 조 여"
 )
 _NOT_COUNTED = {
@@ -127,7 +127,8 @@ _MINUTES_AFTER = re.compile(
 )
 _THINGS = {
     "부": re.compile(
-        "(?:(?<!순)서|증|[등초사원]본|서류|신문|책자|카탈로그|안내문|성적표|도면)[을를은는이가]? ?(?:각|총)? ?$"
+        "(?:(?<![순해가와라아어여에려])서|증|[등초사원정]본|서류|신문|책자|카탈로그|안내문|성적표|도면)"
+        "[을를은는이가]? ?(?:각|총)? ?$"
     ),
     "종": re.compile("(?:부품|상품|제품|음료|색상|메뉴|옵션|할인|혜택|쿠폰|사은품|디저트|안주|반찬|과일|소스) ?$"),
     "기": re.compile("(?:모터|엘리베이터|승강기|충전기|발전기|보일러) ?$"),
@@ -155,7 +156,8 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
         return native(value) if is_times and 1 <= value <= 20 else cardinal(value)
     if counter == "분":
         return native(value) if 1 <= value <= 10 and _are_people(left, right) else cardinal(value)
-    if counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점 ?만점", right):
+    is_thing = counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점 ?만점", right)
+    if is_thing or re.match(" ?부[를는만씩]? ?(?:복사|출력|인쇄|제출|발급|보관|보내)", right):
         return native(value) if 1 <= value <= 20 else cardinal(value)
     if counter == "대" and not _is_counted(value, left, right):
         return cardinal(value)
