@@ -82,12 +82,10 @@ def _is_padded(number: str, n_digits: int) -> bool:
 def _say_range(shape: Shape) -> str | None:
     first, last = (part.strip() for part in _STAGES.split(shape.written, maxsplit=1))
     unit = shape.unit
-    if unit is None or unit["money"]:
-        if unit is not None and (found := MONEY.match(shape.text, shape.end - len(last))):
-            shape.end = found.end()
-            return f"{amount(first)}에서 {money(found)}"
-        return f"{amount(first)}에서 {amount(last)}"
-    if unit["written"]:
+    if unit is not None and unit["money"] and (found := MONEY.match(shape.text, shape.end - len(last))):
+        shape.end = found.end()
+        return f"{amount(first)}에서 {money(found)}"
+    if unit is None or unit["money"] or unit["written"]:
         return _joined((first, last), "에서 ", shape)
     counter = unit["native"] or unit["sino"] or unit["apart"] or unit["weak"]
     said = count(first, counter, shape.left, shape.right)
@@ -112,10 +110,6 @@ def _say_clock(shape: Shape) -> str | None:
     return said
 
 
-def _say_hour(shape: Shape) -> str | None:
-    return dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1])
-
-
 def _say_rating(shape: Shape) -> str:
     score, best = shape.written.split("/")
     if _RANKS.search(shape.left):
@@ -123,16 +117,8 @@ def _say_rating(shape: Shape) -> str:
     return f"{amount(best)}점 만점에 {amount(score)}"
 
 
-def _say_fraction(shape: Shape) -> str:
-    return f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}"
-
-
 def _say_parts(joint: str) -> reader.Say:
     return lambda shape: joint.join(amount(group) for group in shape.groups)
-
-
-def _say_ratio(shape: Shape) -> str:
-    return "대 ".join(amount(part.strip()) for part in re.split("[:–-]", shape.written))
 
 
 def _say_weekday(shape: Shape) -> str | None:
@@ -229,7 +215,7 @@ KOREAN = reader.Tables(
         "range": _say_range,
         "size": lambda shape: _joined(re.split(r" ?[x×X*] ?", shape.written), " 곱하기 ", shape),
         "clock": _say_clock,
-        "hour": _say_hour,
+        "hour": lambda shape: dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1]),
         "elapsed": lambda shape: dates.elapsed(shape.left, shape.groups),
         "duration": lambda shape: dates.duration(shape.groups),
         "date": lambda shape: dates.date(shape.groups),
@@ -240,12 +226,12 @@ KOREAN = reader.Tables(
         "anniversary": lambda shape: "".join(code(group) for group in shape.groups),
         "version": _say_version,
         "ip": lambda shape: "점".join(code(group) for group in shape.groups),
-        "ratio": _say_ratio,
+        "ratio": lambda shape: _joined(re.split(" ?[:–-] ?", shape.written), "대 ", shape),
         "weekday": _say_weekday,
         "per": lambda shape: UNITS[shape.written],
         "pair": lambda shape: _joined(shape.written.split("/"), "에 ", shape),
         "rating": _say_rating,
-        "fraction": _say_fraction,
+        "fraction": lambda shape: f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}",
         "quarter": lambda shape: amount(shape.groups[0]) + amount(shape.groups[1]),
         "address": _say_parts(" 다시 "),
         "minus": _say_parts(" 마이너스 "),
