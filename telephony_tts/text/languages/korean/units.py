@@ -39,9 +39,9 @@ for _entry in _TABLE.replace("\n", "|").split("|"):
 UNIT_CHARACTERS = "".join(written for written in UNITS if len(written) == 1 and not written.isascii())
 """Units in one character, such as ㎡, which may also stand without a number."""
 
-_NATIVE_TO_99 = "개 명 살 마리 병 권 장 대 달 잔 시간 사람 번째 가지 그릇 벌 켤레 송이 그루 자리"
+_NATIVE_TO_99 = "개 명 살 마리 병 권 장 대 달 잔 시간 사람 번째 가지 그릇 벌 켤레 송이 그루 자리 알"
 _NATIVE_TO_20 = (
-    "건 통 팀 칸 상자 캔 끼 종류 모 채 세트 줄 군데 식구 곳 알 봉지 박스 포기 쌍 자루 갑 컵 조각 접시 묶음 다발 "
+    "건 통 팀 칸 상자 캔 끼 종류 모 채 세트 줄 군데 식구 곳 봉지 봉 포대 박스 포기 쌍 자루 갑 컵 조각 접시 묶음 다발 "
     "차례 방울 마디 글자 자 "
     "단어 문장 계좌 팩 캡슐 스푼 숟갈 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 정거장 정류장 해 판 척 개피 포 매 정 본"
 )
@@ -132,7 +132,7 @@ _THINGS = {
     ),
     "종": re.compile("(?:부품|상품|제품|음료|색상|메뉴|옵션|할인|혜택|쿠폰|사은품|디저트|안주|반찬|과일|소스) ?$"),
     "기": re.compile("(?:모터|엘리베이터|승강기|충전기|발전기|보일러) ?$"),
-    "점": re.compile("(?:상품|제품|작품|물품|소지품|의류|가구|그림|품목) ?$"),
+    "점": re.compile("(?:상품|제품|작품|물품|전시품|세탁물|소지품|의류|가구|그림|품목)[은는이]? ?$"),
 }
 """Words before a counter that has native numbers behind them only: 서류 두 부, not 공연 이 부."""
 
@@ -156,7 +156,7 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
         return native(value) if is_times and 1 <= value <= 20 else cardinal(value)
     if counter == "분":
         return native(value) if 1 <= value <= 10 and _are_people(left, right) else cardinal(value)
-    is_thing = counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점 ?만점", right)
+    is_thing = counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점(?: ?만점|을 받)", right)
     if is_thing or re.match(" ?부[를는만씩]? ?(?:복사|출력|인쇄|제출|발급|보관|보내)", right):
         return native(value) if 1 <= value <= 20 else cardinal(value)
     if counter == "대" and not _is_counted(value, left, right):
