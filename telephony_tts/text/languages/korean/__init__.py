@@ -21,7 +21,7 @@ _STAGES = re.compile(r"[~∼〜–-]| - ")
 _PLATE_LETTERS = "가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주바사아자하허호배"
 _KEYS = re.compile("누르|눌|입력|비밀번호|비번|다이얼|걸")
 _RANKS = re.compile("(?:석차|등수)[은는이가]? ?$")
-_SEAT_BEFORE, _SEAT_AFTER = re.compile("(?:좌석|자리|호차)[은는이가]? ?$"), re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
+_SEAT_BEFORE, _SEAT_AFTER = re.compile("(?:좌석|호차)[은는이가]? ?$"), re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
 _LIKE_ENGLISH = {"4K": "포K", "3D": "쓰리D", "2D": "투D"}
 _PLATES = re.compile("차|번호판|주차|입차|출차")
 _WORDS = addresses.AddressWords(
@@ -188,7 +188,8 @@ def _say_rate(shape: Shape) -> str | None:
 
 
 def _say_month_day(shape: Shape) -> str:
-    shape.end += shape.right.startswith("일")
+    behind = re.match(r"일|\.(?=[가-힣])", shape.right)
+    shape.end += behind.end() if behind else 0
     return dates.month_day(shape.groups)
 
 
@@ -262,12 +263,12 @@ KOREAN = reader.Tables(
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
         ("month_day", re.compile(
             r"(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\."
-            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣])|입니다|이[고며]|에 )"
+            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣]))"
             r"|(?<=[~∼〜–-])(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\.(?! ?[0-9])"
         )),
         ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
-        ("elapsed", re.compile(r"[0-9]{1,2}:[0-5][0-9](?![0-9:]|에|부터|까지| ?[~-])")),
+        ("elapsed", re.compile(r"[0-9]{1,2}:[0-5][0-9](?![0-9:]|\.[0-9]|에|부터|까지| ?[~-])")),
         ("rate", re.compile(
             rf"(?P<rate>[₩$€](?>{NUMBER})|(?>{NUMBER})(?:[~-](?>{NUMBER}))?[십백천만억]*+ ?"
             rf"(?:원|달러|유로|[회건개명대]|(?:{WRITTEN})(?=/[가-힣])))/"

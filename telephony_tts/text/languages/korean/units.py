@@ -72,7 +72,7 @@ _ENDS = (
     "(?![가-힣])|이상|이하|이내|이[나며고랑에요지]?(?![가-힣]{2})|[가은는을를의에도만와과나요씩당로]|으로|입|"
     "까지|부터|보다|밖|정도|미만|초과|여"
     "|[중전후간째짜더들]|마다|뿐|쯤|가량|내외|예요|였|인데|인가|남|반|정각|경|하고|랑|배기|맞|추가|주세|있|남았"
-    "|[면죠네든지](?![가-힣]{2})|고(?![가-힣])|니(?:까|(?![가-힣]))|이?라[고서도면며는니지던]|일(?:지|까|(?![가-힣]))|"
+    "|이?[면죠네든](?![가-힣]{2})|이?지(?:만|요|(?![가-힣]))|고(?![가-힣])|니(?:까|(?![가-힣]))|이?라[고서도면며는니지던]|일(?:지|까|(?![가-힣]))|"
     "인(?:지|(?![가-힣]))|이?군요|거든|잖아|"
     "래요?(?![가-힣])|처럼|보단|까진|한테|께서"
 )
@@ -114,16 +114,18 @@ _TIMES_BEFORE = re.compile(
 )
 _PEOPLE = re.compile(
     r" ?분(?:이|만|께서|은|도|의)? ?(?:더 ?)?(?:대기 ?중이[시세신십]|가입|계[시십신]|오[시셨십]|참석|신청|탑승|"
-    r"예약|방문하|모두|께|타[시실])| ?분이(?:신[가지데]|시[죠고며]|세요|서)|분[,과와]? [가-힣 ]{1,12}[1-9] ?분 ?예약"
+    r"예약(?! ?(?:지연|가능|간격|단위|시간|변경))|방문하|모두|께|타[시실])|"
+    r" ?분이(?:신[가지데]|시[죠고며]|세요|서)|분[,과와]? [가-힣 ]{1,12}[1-9] ?분 ?예약"
 )
 _PERSONS = re.compile(
     "(?:고객|손님|환자|승객|동승자|보호자|어르신|회원|일행|인원|성인|어른|어린이|아동|아이|신청자|참석자|방문자|방문객|"
     "투숙객|대기자|하객|부모님|부부|신랑|신부|가족)(?:님|수)?[은는이가]? ?(?:총|모두)? ?$"
 )
 _TIME_BEFORE = re.compile("(?:시|시간)[은이]? ?(?:약|총|최대)? ?$")
-_MINUTES_AFTER = re.compile(
-    " ?분 ?(?:[간후뒤전안내0-9]|만(?! ?(?:면회|입장|참석|탑승|예약|오[시셔]|들어))|거리|통화|상담|진료|"
-    "이[내상하면]|정도|동안|마다|걸|소요|남|지[나연]|초과|기다|가량|쯤)"
+_OF_PERSONS = re.compile(
+    " ?분(?:$|[,.의께도과와]|입니다|이?[고며](?![가-힣])|이[시십신세에]|예요|인데|이 (?![지남걸소])|을 (?!받)|"
+    "만?(?: ?까지)? ?(?:모두|다 |함께|같이|계[시십]|오[시셔셨십]|예약|참석|탑승|입장|면회|포함|동반|식사|메이크업|관람|"
+    "투숙|티켓|좌석|자리))"
 )
 _THINGS = {
     "부": re.compile(
@@ -135,6 +137,8 @@ _THINGS = {
     "점": re.compile("(?:상품|제품|작품|물품|전시품|세탁물|소지품|의류|가구|그림|품목)[은는이]? ?$"),
 }
 """Words before a counter that has native numbers behind them only: 서류 두 부, not 공연 이 부."""
+_COPIES = re.compile(" ?부[를는만씩]? ?(?:복사|출력|인쇄|제출|발급|보관|보내)")
+_NO_THINGS = re.compile(" ?(?:점(?: ?만점|을 받)|부작)")
 
 
 def count(number: str, counter: str, left: str = "", right: str = "") -> str:
@@ -150,20 +154,19 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
         return "첫 "
     if counter == "월":
         return {6: "유", 10: "시"}.get(value, cardinal(value))
+    limit = NATIVE.get(counter, 0)
     if counter == "번":
         is_rank = re.match(" ?번 ?[을창출버게]", right)
-        is_times = _TIMES_AFTER.match(right) or (_TIMES_BEFORE.search(left) and not is_rank)
-        return native(value) if is_times and 1 <= value <= 20 else cardinal(value)
-    if counter == "분":
-        return native(value) if 1 <= value <= 10 and _are_people(left, right) else cardinal(value)
-    is_thing = counter in _THINGS and _THINGS[counter].search(left) and not re.match(" ?점(?: ?만점|을 받)", right)
-    if is_thing or re.match(" ?부[를는만씩]? ?(?:복사|출력|인쇄|제출|발급|보관|보내)", right):
-        return native(value) if 1 <= value <= 20 else cardinal(value)
-    if counter == "대" and not _is_counted(value, left, right):
-        return cardinal(value)
-    if counter == "시간" and value >= 20:
-        return cardinal(value)
-    if not 1 <= value <= NATIVE.get(counter, 0):
+        limit = 20 if _TIMES_AFTER.match(right) or (_TIMES_BEFORE.search(left) and not is_rank) else 0
+    elif counter == "분":
+        limit = 10 if _are_people(left, right) else 0
+    elif counter == "시간":
+        limit = 19
+    elif _COPIES.match(right) or (counter in _THINGS and _THINGS[counter].search(left) and not _NO_THINGS.match(right)):
+        limit = 20
+    elif counter == "대" and not _is_counted(value, left, right):
+        limit = 0
+    if not 1 <= value <= limit:
         return cardinal(value)
     return _ENGLISH[value] if counter in _TO_5 else native(value)
 
@@ -172,7 +175,7 @@ def _are_people(left: str, right: str) -> bool:
     """Whether 분 counts people: 고객 네 분, 네 분이신가요, not 세 시 사 분."""
     if _TIME_BEFORE.search(left):
         return False
-    return _PEOPLE.match(right) is not None or (_PERSONS.search(left) is not None and not _MINUTES_AFTER.match(right))
+    return bool(_PEOPLE.match(right) or (_PERSONS.search(left) and _OF_PERSONS.match(right)))
 
 
 def _is_counted(value: int, left: str, right: str) -> bool:
