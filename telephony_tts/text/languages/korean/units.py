@@ -148,7 +148,7 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
     value = int(number)
     if left.endswith("제"):
         return cardinal(value)
-    if number == "1" and counter in ("십", "백", "천"):
+    if number == "1" and counter in ("십", "백", "천", "만"):
         return ""
     if counter == "번째" and value == 1:
         return "첫 "
