@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.runtime import event_loop, metrics
 from telephony_tts.wire.messages import Configure
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
 """The seeds of the calls: with each of them `TEXT` takes three to four seconds."""

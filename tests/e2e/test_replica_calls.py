@@ -20,7 +20,7 @@ from telephony_tts.runtime import metrics
 sys.path.append(str(Path(__file__).parents[1] / "engines" / "remote"))
 from engine_servers import ServerProcess, engine_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timed]
+pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.thorough]
 
 WORDS = ["abc", "defg", "hij", "klmno", "pqr", "stuv", "wxyz"]
 TEXT = " ".join(WORDS * 4)
