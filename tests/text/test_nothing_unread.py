@@ -48,6 +48,17 @@ def test_no_digit_unit_or_sign_is_left_of_any_shape_in_any_place(lang: str) -> N
     assert not left
 
 
+@pytest.mark.parametrize(
+    ("lang", "zero", "by"),
+    [("en", "zero", " by "), ("zh", "零", "乘"), ("ja", "ゼロ", "かける"), ("ko", "공", "곱하기")],
+)
+def test_a_hexadecimal_code_is_no_product(lang: str, zero: str, by: str) -> None:
+    for code in ("0x80070005", "0x8007000A", "0xC000021A"):
+        said = spoken(f"{WORDS[lang][3]} {code}.", lang)
+        assert by not in said and said.count(zero) == code.count("0"), said
+    assert by in spoken(f"{WORDS[lang][0]} 30x40.", lang)
+
+
 @given(st.sampled_from(sorted(WORDS)), st.lists(st.sampled_from([*SHAPES, "~", "*", "/", "#", "_", "^", "<", ">"])))
 @settings(deadline=None, max_examples=300, derandomize=True)
 def test_no_sign_is_left_of_shapes_that_follow_each_other(lang: str, shapes: list[str]) -> None:
