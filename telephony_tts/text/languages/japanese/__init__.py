@@ -11,7 +11,7 @@ from telephony_tts.text.languages.japanese.evidence import EVIDENCE, HAN
 from telephony_tts.text.languages.japanese.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.japanese.numbers import DIGITS, KANJI, Kanji, kanji_value
 from telephony_tts.text.languages.japanese.signs import SIGN_CHARACTERS, say_sign
-from telephony_tts.text.languages.japanese.units import PRICED, SCALED_UNIT, UNIT, UNIT_CHARACTERS, UNITS
+from telephony_tts.text.languages.japanese.units import PART, PRICED, SCALED_UNIT, UNIT, UNIT_CHARACTERS, UNITS
 from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.reader import Shape
 
@@ -21,8 +21,12 @@ _NAMES = {
     "3G": "スリージー", "4G": "フォージー", "5G": "ファイブジー", "4K": "フォーケー", "8K": "ハチケー",
     "2D": "ツーディー", "3D": "スリーディー", "1st": "ファースト", "2nd": "セカンド",
     "3rd": "サード", "4th": "フォース", "5th": "フィフス", "10th": "テンス",
-    "24/7": "二十四時間年中無休",
+    "24/7": "二十四時間年中無休", "2FA": "ツーエフエー",
 }  # fmt: skip
+_IN_USE = re.compile(
+    r"(?:利用|使用|消費|通信|残り?|空き|進捗|達成|完了|データ)(?:状況|済み?|量|額|率)?[はがで:：]?\s?$"
+)
+_CHOICE = re.compile("から(?:お選び|選)|の(?:いずれ|どちら|中から|うち|[0-9]つ|プラン)|プラン|コース|または")
 _BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
 
 
@@ -62,16 +66,15 @@ class _Say:
             "year_month": lambda shape: dates.date(shape.groups, style),
             "month_day": self._month_day,
             "expiry": lambda shape: f"{self._amount(shape.groups[1])}年{self._amount(str(int(shape.groups[0])))}月",
-            "day_range": lambda shape: None,
             "era": lambda shape: dates.era(shape.written, shape.groups, style),
             "weekday": self._weekday,
             "weekdays": lambda shape: dates.weekdays(shape.written, style),
             "version": lambda shape: re.sub("[0-9.]", "", shape.written) + self._joined(shape, style.point),
             "ip": lambda shape: style.point.join(map(self._code, shape.groups)),
             "ratio": partial(self._joined, joint="対"),
-            "pair": lambda shape: self._last_with_unit(shape.written.split("/"), "の", shape),
+            "pair": self._pair,
             "rating": lambda shape: "点満点中".join(map(self._amount, reversed(shape.written.split("/")))),
-            "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._amount(shape.groups[0])}",
+            "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._with_unit(shape.groups[0], shape)}",
             "address": partial(self._joined, joint="の"),
             "minus": partial(self._joined, joint="マイナス"),
             "named": self._named,
@@ -80,7 +83,9 @@ class _Say:
             "plate": self._plate,
             "money": self._money,
             "scaled_unit": lambda shape: UNITS[shape.written],
-            "numero": lambda shape: "ナンバー",
+            "label": lambda shape: "バージョン" if shape.written[0] in "vV" else "ナンバー",
+            "page": lambda shape: "から".join(map(self._amount, shape.groups)) + "ページ",
+            "part": self._part,
             "priced": self._priced,
             "floor": lambda shape: f"{'地下' if shape.written[0] == 'B' else ''}{self._amount(shape.groups[0])}階",
             "wide": lambda shape: self._amount("".join(shape.groups)),
@@ -129,16 +134,20 @@ class _Say:
         is_padded = len(number) > 1 and number[0] == "0" and number.isdigit()
         if is_padded and (unit is None or unit["weak"] or len(number) > 2):
             return sign + self._code(number)
-        return sign + self._last_with_unit([number], "", shape)
+        return sign + self._with_unit(number, shape)
 
     def _last_with_unit(self, numbers: list[str], joint: str, shape: Shape) -> str:
-        """Amounts, with the unit behind the last one if it is written in letters or signs."""
-        said = joint.join(self._amount(number.strip()) for number in numbers)
+        """Amounts, with the unit behind the last one."""
+        first = "".join(self._amount(number.strip()) + joint for number in numbers[:-1])
+        return first + self._with_unit(numbers[-1].strip(), shape)
+
+    def _with_unit(self, number: str, shape: Shape) -> str:
+        """An amount, and its unit if that is written in letters or signs."""
         unit = shape.unit
         if unit is None or not (unit["written"] or unit["money"]):
-            return said
+            return self._amount(number)
         shape.end = unit.end()
-        return said + (UNITS[unit["written"]] if unit["written"] else CURRENCIES[unit["money"]])
+        return self._amount(number) + (UNITS[unit["written"]] if unit["written"] else CURRENCIES[unit["money"]])
 
     def _range(self, shape: Shape) -> str:
         return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)
@@ -169,6 +178,9 @@ class _Say:
         written = shape.written
         if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
             return None  # 5kg
+        is_counted = shape.unit is not None and shape.unit["counter"] in ("点", "円")
+        if is_counted and re.fullmatch("[A-Za-z]{2,}[1-9][0-9]*", written):
+            return self._named(shape)  # TOEIC730点
         if not digits_one_by_one:
             return re.sub("-?([0-9]+)", lambda part: self._digits(part[1]), written).replace("_", "アンダーバー")
         words = {"_": "アンダーバー"}
@@ -180,6 +192,24 @@ class _Say:
 
     def _digits(self, part: str) -> str:
         return self._code(part) if len(part) > 2 or part[0] == "0" else self._amount(part)
+
+    def _pair(self, shape: Shape) -> str:
+        is_choice = shape.unit is not None and not shape.unit["written"]  # 1,000/2,000円
+        return self._last_with_unit(shape.written.split("/"), "、" if is_choice else "の", shape)
+
+    def _part(self, shape: Shape) -> str | None:
+        """So many of a whole: 15/20件. With two units, 3.4GB/20GB, the words before must say that it is used."""
+        found = shape.found
+        if found is None or _CHOICE.match(shape.right):
+            return None
+        part, whole, unit = found["part"], found["whole"], found["unit"]
+        may_be_choice = found["unit_of_part"] or unit == "円"
+        if (may_be_choice and not _IN_USE.search(shape.left)) or found["unit_of_part"] not in (unit, None):
+            return None
+        if float(part.replace(",", "")) > float(whole.replace(",", "")):
+            return None
+        unit = UNITS.get(unit, unit)
+        return f"{self._amount(whole)}{unit}中{self._amount(part)}{unit}"
 
     def _named(self, shape: Shape) -> str:
         found = re.search("[0-9.]+$", shape.written)
@@ -207,7 +237,7 @@ class _Say:
 
     def _bound(self, shape: Shape) -> str:
         sign = shape.written[0]
-        said = self._last_with_unit([shape.written[1:]], "", shape)
+        said = self._with_unit(shape.written[1:], shape)
         if shape.unit is not None and (counter := shape.unit["counter"] or shape.unit["weak"]):
             said, shape.end = said + counter, shape.unit.end()
         return said + _BOUNDS[sign]
@@ -245,7 +275,11 @@ _FORMS = (
     )),
     ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9]|/[0-9])")),
     ("scaled_unit", SCALED_UNIT),
-    ("numero", re.compile(r"(?:(?<![A-Za-z0-9])No\.|№\.?) ?(?=[0-9])")),
+    ("label", re.compile(r"(?:(?<![A-Za-z0-9])(?:No\.|[Vv]er\.?)|№\.?) ?(?=[0-9])")),
+    ("page", re.compile(
+        r"(?<![A-Za-z0-9.])[pP]{1,2}\. ?[0-9]{1,4}(?: ?[-–~〜] ?(?:[pP]{1,2}\. ?)?[0-9]{1,4})?(?![0-9A-Za-z]|[.,][0-9])"
+    )),
+    ("part", PART),
     ("priced", PRICED),
     ("money", MONEY),
     ("era", dates.ERA),
@@ -282,7 +316,7 @@ _KANJI_FORMS = (
 )  # fmt: skip
 _TRIGGER = (
     r"(?<=[千万億])[A-Za-z%]|(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
-    rf"|(?:令和|平成|昭和)(?= ?[0-9])|[{dates.WEEKDAYS}](?= ?[・、/〜~–-] ?[{dates.WEEKDAYS}])"
+    rf"|(?:令和|平成|昭和)(?= ?[0-9])|[{dates.WEEKDAYS}](?= ?[・、/〜~–-] ?[{dates.WEEKDAYS}祝])"
     rf"|[(（](?=[{dates.WEEKDAYS}](?:曜|・祝|[)）]))|[(（](?=0[0-9]{{1,4}}[)）])|[{SIGN_CHARACTERS}{UNIT_CHARACTERS}]"
 )
 JAPANESE = _Say(KANJI).tables(reader.Forms(_FORMS), _TRIGGER)

@@ -18,8 +18,9 @@ ERA = re.compile(
 WEEKDAY = re.compile(rf" ?[(（](?P<day>[{WEEKDAYS}])(?:曜日?)?(?P<holiday>・祝日?)?[)）]")
 """Behind a date: (土), （月・祝）."""
 _ALONE = "(?![^\\W\\d_はがにをのとで祝])"
+_NOT_PART_OF_WORD = "(?<![祝平休本当前翌])"  # 平日・祝日
 DAYS = re.compile(
-    rf"[{WEEKDAYS}](?:[・、/][{WEEKDAYS}]){{1,6}}{_ALONE}"
+    rf"{_NOT_PART_OF_WORD}[{WEEKDAYS}](?:(?:[・、/][{WEEKDAYS}]){{0,6}}[・、/]祝日?|(?:[・、/][{WEEKDAYS}]){{1,6}}{_ALONE})"
     rf"|(?<![^\W\d_はがにをのと毎])[{WEEKDAYS}] ?[-–~〜] ?[{WEEKDAYS}]{_ALONE}"
 )
 """Days of the week that are listed or go from one to another: 月・水・金, 月〜金."""
@@ -75,4 +76,6 @@ def weekdays(written: str, style: Kanji) -> str:
     days = re.findall(f"[{WEEKDAYS}]", written)
     if re.search("[-–~〜]", written):
         return "曜から".join(days) + "曜"
+    if "祝" in written:
+        return "、".join([*map(style.weekday, days[: len(days) - written.endswith("日")]), "祝日"])
     return "、".join(map(style.weekday, days))

@@ -10,7 +10,7 @@ from telephony_tts.text.reader import Evidence
 _JOINT = r"[はがのをもで：:「『【（(\"\s、]{0,3}"
 _CODES = (
     "番号|コード|暗証|パスワード|郵便|電話|口座|末尾|内線|ナンバー|型番|品番|ID|PIN|OTP|IMEI|ICCID|TEL|FAX|携帯|"
-    "フリーダイヤル|ファックス|局番|診察券|会員証|記号|エラー|シリアル|ロット|伝票|生年月日"
+    "フリーダイヤル|ファックス|局番|診察券|会員証|記号|エラー|シリアル|ロット|伝票|生年月日|ポート|TCP|UDP"
 )
 _LENGTH = "[0-9一二三四五六七八九](?:桁|けた|ケタ)"
 _AMOUNTS = (
@@ -36,11 +36,12 @@ EVIDENCE: dict[str, Evidence] = {
     "month_day": Evidence(
         near=re.compile(
             r"(?:から|より|[〜~]|(?:締め?切り?|(?<!有効)期限|期日|納期|日程|日付)[はがの：:]?"
-            r"|(?:予約|届け|配達|発送|発売|支払)日?[はがの：:]?)\s?$|/[0-9]{1,2}(?:[(（].{1,3}[)）])?[・、と]$"
+            r"|(?:予約|届け|配達|発送|発売|支払)日?[はがの：:]?)\s?$|/[0-9]{1,2}(?:[(（].{1,3}[)）])?[・、と–-]$"
         ),
         behind=re.compile(
             rf"{WEEKDAY.pattern}|\s?(?:に(?!なり|減|増|分|切|抑)|日(?![間本])|まで|迄|から|より|以降|以前|付|発|着|締切|[〜~]"
-            r"|午[前後]|頃|ごろ|[0-9]{1,2}[時:：]|現在|時点|[・、と][0-9]{1,2}/)"
+            r"|午[前後]|頃|ごろ|[0-9]{1,2}[時:：]|現在|時点|[・、と][0-9]{1,2}/|[–-][0-9]{1,2}/[0-9]{1,2}(?! ?=)"
+            rf"|\s?[{HAN}ァ-ヶー]{{1,6}}[発着](?![表売送信言見]))"
         ),
     ),
     "expiry": Evidence(near=re.compile(r"有効期限[はがの：:\s]{0,3}$")),
@@ -50,10 +51,10 @@ EVIDENCE: dict[str, Evidence] = {
         near=re.compile(r"(?:比率|比|割合|スコア|得点|試合)[はがの：:\s]{0,3}$"),
         behind=re.compile(r"\s?(?:で(?:勝|負|敗|引き分|リード|快勝|逆転)|の(?:比率|割合|サポート|対応|画面|比))"),
     ),
-    "pair": Evidence(near=re.compile(r"血圧[はがの：:\s]{0,3}$"), behind=re.compile(r"\s?mmHg")),
-    "rating": Evidence(near=re.compile(r"(?:評価|レビュー|満足度|星|点数)[はがの：:\s]{0,3}$")),
+    "rating": Evidence(
+        near=re.compile(r"(?:評価|レビュー|満足度|星|点数|[高低均得]点|スコア|成績|GPA)[はがの：:\s]{0,3}$")
+    ),
     "minus": Evidence(behind=re.compile(r"\s?(?:=|は[0-9])")),
-    "fraction": Evidence(behind=re.compile(r"\s?(?:の|カップ|杯|本|個|以上|以下|に(?:なり|減|増|分|切|抑))")),
     "address": Evidence(
         near=re.compile(
             rf"(?:(?![約計号番定限回日月年時分円名件個人])[{HAN}]|(?:[都道府県市区町村郡条通]|丁目)[ぁ-んァ-ヶー]{{1,10}})"
@@ -62,6 +63,5 @@ EVIDENCE: dict[str, Evidence] = {
         far=re.compile("住所|お届け先|[都道府県市区町村郡](?![0-9])|〒"),
         behind=re.compile(r"\s?(?:号室|番地)"),
     ),
-    "range": Evidence(behind=re.compile(r"\s?(?:の間|以内|程度|くらい|ほど)")),
 }  # fmt: skip
 EVIDENCE["mixed_code"] = EVIDENCE["code"]

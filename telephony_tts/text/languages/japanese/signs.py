@@ -88,7 +88,9 @@ def _is_latin(char: str) -> bool:
 
 
 def _say_slash(shape: Shape) -> str:
-    """For each: 円/kWh, 円/月, 円/人."""
+    """For each: 円/kWh, 円/月, 円/人. Between two prices or two blanks it is a pause."""
+    if shape.left[-1:] == shape.right[:1] == " " or re.match("[¥$€£][0-9]", shape.right):
+        return "、"
     is_measured = shape.before is not None and shape.before.end == shape.start
     if not is_measured and not _RATED.search(shape.left):
         return ""

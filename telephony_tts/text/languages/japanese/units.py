@@ -41,12 +41,13 @@ _COUNTERS = """
 校 院 園 色 型 系統 歩 発 店舗 拠点 作品 商品 会場 ユーザー アカウント 種類 番目 番線 番地 番台 番街 番のり
 """
 _NOT_COUNTED = {
-    "時": "点", "日": "本", "人": "事", "本": "人|店|社|日", "名": "義|前|称", "回": "答|復", "月": "曜",
-    "個": "人", "分": "類", "台": "帳", "点": "検", "等": "は|の", "店": "舗", "社": "員", "室": "長",
-    "部": "屋|署", "口": "座", "機": "種", "代": "表|金", "級": "生", "対": "応|象", "組": "合", "通": "知|話",
-    "項": "目", "号": "を", "期": "限", "題": "名", "色": "番", "型": "番", "合": "計|わ|っ", "元": "の|に",
-    "品": "番|名", "席": "番", "度": "も", "行": "き|って|い", "限": "定", "戦": "略", "基": "本|づ", "条": "件",
-    "食": "事", "着": "信", "包": "装", "巻": "き",
+    "時": "点", "日": "本", "人": "事|気|間|材|員", "本": "人|店|社|日", "名": "義|前|称|古|物|作",
+    "回": "答|復|収|覧", "月": "曜", "個": "人", "分": "類", "台": "帳|風|湾", "点": "検", "等": "は|の",
+    "店": "舗", "社": "員|内|会|長", "室": "長", "部": "屋|署", "口": "座", "機": "種", "代": "表|金", "級": "生",
+    "対": "応|象", "組": "合", "通": "知|話|常|院|勤|学|行|信|販", "項": "目", "号": "を", "期": "限", "題": "名",
+    "色": "番", "型": "番", "合": "計|わ|っ", "元": "の|に", "品": "番|名", "席": "番", "度": "も",
+    "行": "き|って|い", "限": "定", "戦": "略", "基": "本|づ", "条": "件", "食": "事", "着": "信", "包": "装",
+    "巻": "き",
 }  # fmt: skip
 """What may stand behind a counter's letters if they belong to another word: 4821本人です."""
 
@@ -59,12 +60,19 @@ def _any_of(words: list[str]) -> str:
 
 
 _WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
+_WHOLE = rf"(?:[KMGT]B|円|{_any_of(list('件名人社台店校票問回点'))})"
+"""What is counted in whole numbers: 2/3人 are two persons of three, 2/3個 may be two thirds of one."""
 SCALED_UNIT = re.compile(rf"(?<=[千万億])(?:{_WRITTEN})(?![A-Za-z0-9])")
 """A unit behind 10万."""
+PART = re.compile(
+    rf"(?<![0-9/.])(?P<part>(?>{NUMBER})) ?(?P<unit_of_part>{_WHOLE})? ?/ ?(?P<whole>(?>{NUMBER})) ?"
+    rf"(?P<unit>{_WHOLE})(?![A-Za-z0-9/]|前|払|乗|用|部屋)"
+)
+"""So many of a whole: 15/20件, 3.4GB/20GB."""
 PRICED = re.compile(rf"(?P<number>{NUMBER})(?P<unit>{_WRITTEN})(?=[0-9][0-9,]{{0,12}}円)")
 """A measure that its price follows: 5kg2,980円."""
 UNIT = re.compile(
-    rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³])(?!席)|(?P<money>{CURRENCY})"
+    rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³])(?!席|(?<=V)型)|(?P<money>{CURRENCY})"
     rf"|(?P<counter>[ヶかカヵケ箇][月国所年条]|{_any_of(_COUNTERS.split())})|(?P<weak>番))"
 )
 """A unit or counter behind a number."""
