@@ -336,14 +336,17 @@ def _dashed(shape: Shape) -> dict[str, float]:
         return {"range": 1.0, "code": 0.0} if _is_short(groups) else {"code": 1.0}
     if len(groups) > 2:
         weights = {"code": 2.0} | ({"address": 0.0} if _may_be_house(groups) else {})
-        return weights | ({"date": 3.0} if _is_date(groups) and len(groups[0]) == 4 else {})
+        return weights | ({"date": 3.5} if _is_date(groups) and len(groups[0]) == 4 else {})
     unit = shape.unit
     counted = 3.0 if unit is not None and not unit["weak"] else 0.0
     first, last = int(groups[0]), int(groups[1])
-    weights = {"code": 3.0 * (n >= 7), "ratio": 0.0, "minus": 0.0}
+    weights = {"code": 3.0 * (n >= 7), "ratio": 1.75 * (last == 0), "minus": 0.0}  # 3-0 is the result of a match
     weights |= {"address": 0.5 + (first > last), "range": 1.0 + counted}
-    if _YEAR.fullmatch(groups[0]) and len(groups[1]) == 2 and 1 <= last <= 12:
-        weights["year_month"] = 2.0
+    if _YEAR.fullmatch(groups[0]) and len(groups[1]) == 2:
+        if 1 <= last <= 12:
+            weights["year_month"] = 2.0
+        elif last == (first + 1) % 100:  # the season 2025-26
+            weights["range"] += 1.0
     return weights
 
 
