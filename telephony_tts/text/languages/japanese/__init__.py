@@ -61,7 +61,9 @@ class _Say:
             "size": lambda shape: self._last_with_unit(re.split(r" ?[x×X*] ?", shape.written), "かける", shape),
             "clock": self._clock,
             "hour": lambda shape: dates.clock(shape.groups, style, re.sub("[^apAP]", "", shape.written)[:1]),
-            "duration": lambda shape: dates.duration(shape.groups, style),
+            "duration": lambda shape: dates.duration([*shape.groups, "0"][:3], style),
+            "sides": self._sides,
+            "bare_decimal": lambda shape: self._amount("0" + shape.written),
             "date": lambda shape: dates.date(shape.groups, style),
             "year_month": lambda shape: dates.date(shape.groups, style),
             "month_day": self._month_day,
@@ -148,6 +150,12 @@ class _Say:
             return self._amount(number)
         shape.end = unit.end()
         return self._amount(number) + (UNITS[unit["written"]] if unit["written"] else CURRENCIES[unit["money"]])
+
+    def _sides(self, shape: Shape) -> str:
+        """W120×D75×H72cm: a letter for each side."""
+        *others, last = re.split(" ?[x×X*] ?", shape.written)
+        said = [side[0] + self._amount(side[1:]) for side in others]
+        return "かける".join([*said, last[0] + self._with_unit(last[1:], shape)])
 
     def _range(self, shape: Shape) -> str:
         return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)
@@ -267,6 +275,7 @@ class _Say:
 
 _KANJI_NUMBER = "[一二三四五六七八九十百千]{1,9}"
 _MINUTES_FOLLOW = "間|ほど|後|前|以内|程度|待ち|くらい|、[一二三四五六七八九十]+分"
+_SIDE = f"[WHDLwhdl](?>{NUMBER})"
 _FORMS = (
     ("telephone", re.compile(
         r"\+[0-9]{1,3}(?:[ -][0-9]{1,5}|[ -]?\([0-9]{1,5}\)){2,5}(?![0-9])|〒 ?[0-9]{3}[-–ー]?[0-9]{4}(?![0-9])"
@@ -278,6 +287,7 @@ _FORMS = (
     ("label", re.compile(r"(?:(?<![A-Za-z0-9])(?:No\.|[Vv]er\.?)|№\.?) ?(?=[0-9])")),
     ("page", re.compile(
         r"(?<![A-Za-z0-9.])[pP]{1,2}\. ?[0-9]{1,4}(?: ?[-–~〜] ?(?:[pP]{1,2}\. ?)?[0-9]{1,4})?(?![0-9A-Za-z]|[.,][0-9])"
+        "|[0-9]{1,2}pp?(?![A-Za-z0-9])"  # 720p is a picture
     )),
     ("part", PART),
     ("priced", PRICED),
@@ -292,6 +302,9 @@ _FORMS = (
     )),
     ("part_of_day", re.compile(r"[AaPp]\.?[Mm]\.? ?(?=[0-9]{1,2} ?時)")),
     ("clock", re.compile(r"[0-9]{1,3}[:：][0-9]{2}(?:[:：][0-9]{2})?(?![0-9:：])")),
+    ("duration", re.compile(r"[0-9]{1,3} ?h(?:rs?)? ?[0-9]{1,2} ?m(?:in)?(?![A-Za-z0-9])")),
+    ("sides", re.compile(rf"(?<![A-Za-z0-9]){_SIDE}(?: ?[x×X*] ?{_SIDE}){{1,2}}(?![0-9])")),
+    ("bare_decimal", re.compile(r"(?<![^はがのをもで約：:、（( ])\.[0-9]{1,6}(?![0-9]|\.[0-9])")),
     ("ratio", re.compile(r"[0-9]{1,3}[:：][0-9]{1,3}(?![0-9:：])")),
     ("floor", re.compile(r"B?[1-9][0-9]?F(?![A-Za-z0-9])")),
     ("wide", re.compile(r"[0-9]{1,3}(?:，[0-9]{3})+(?![0-9])")),
@@ -315,7 +328,7 @@ _KANJI_FORMS = (
     )),
 )  # fmt: skip
 _TRIGGER = (
-    r"(?<=[千万億])[A-Za-z%]|(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
+    r"(?<=[千万億])[A-Za-z%]|\.(?=[0-9])|(?<![A-Za-z])(?:[AaPp]\.?[Mm]\.? ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))"
     rf"|(?:令和|平成|昭和)(?= ?[0-9])|[{dates.WEEKDAYS}](?= ?[・、/〜~–-] ?[{dates.WEEKDAYS}祝])"
     rf"|[(（](?=[{dates.WEEKDAYS}](?:曜|・祝|[)）]))|[(（](?=0[0-9]{{1,4}}[)）])|[{SIGN_CHARACTERS}{UNIT_CHARACTERS}]"
 )

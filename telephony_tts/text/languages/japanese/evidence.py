@@ -48,8 +48,8 @@ EVIDENCE: dict[str, Evidence] = {
     "version": Evidence(near=re.compile(r"(?:バージョン|[vV]er\.?|[vV])[はがの：:\s]{0,2}$")),
     "duration": Evidence(near=re.compile(r"(?:通話時間|録音|再生時間|長さ|所要時間|タイム)[はがの：:\s]{0,3}$")),
     "ratio": Evidence(
-        near=re.compile(r"(?:比率|比|割合|スコア|得点|試合)[はがの：:\s]{0,3}$"),
-        behind=re.compile(r"\s?(?:で(?:勝|負|敗|引き分|リード|快勝|逆転)|の(?:比率|割合|サポート|対応|画面|比))"),
+        near=re.compile(r"(?:比率|比|割合|スコア|得点|試合|決勝|[0-9]回戦)[はがの：:\s]{0,3}$"),
+        behind=re.compile(r"\s?(?:で(?:勝|負|敗|引き分|リード|快勝|逆転)|の(?:比率|割合|サポート|対応|画面|比|ストレート|[快完辛]?勝|敗))"),
     ),
     "rating": Evidence(
         near=re.compile(r"(?:評価|レビュー|満足度|星|点数|[高低均得]点|スコア|成績|GPA)[はがの：:\s]{0,3}$")

@@ -26,12 +26,12 @@ _COUNTED = re.compile(rf"[0-9A-Za-z{HAN}ァ-ヶー%℃)）]\s?$")
 _GOES_ON = re.compile(rf"\s?(?:[0-9A-Za-z{HAN}ァ-ヶ¥$]|[-+▲][0-9])")
 _LEFT_OPEN = re.compile("[0-9円時分日月年%名人歳才個本枚階番回件号代度℃]$")
 _OPEN_END = re.compile(r"(?:で|の|に|は|と|、|。|[(（]|$)")
-_BEFORE_DASH = re.compile(r"(?:[0-9時分日月円階名%曜F)）]|[0-9 ][AaPp]\.?[Mm]\.?)\s?$")
+_BEFORE_DASH = re.compile(r"(?:[0-9時分日月円%曜F)）]|[0-9 ][AaPp]\.?[Mm]\.?)\s?$")
 _KEY = re.compile(r"\s?(?:\*?[0-9を、と」』)）]|キー|ボタン|印|マーク|の)")
 _KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 
-_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分滴拍])$")
+_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分滴拍歩杯食台])$")
 _PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
 
 
@@ -74,7 +74,9 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
     if char not in _WAVES:
         if re.search("(?:丁目|番地?|号|条)$", left) and right[:1].isdigit():
             return "の"
-        if not _BEFORE_DASH.search(left) or not re.match(r"\s?[¥$€£]?[0-9]", right):
+        unit = shape.before.unit if shape.before is not None else None
+        is_behind_amount = _BEFORE_DASH.search(left) or (unit is not None and unit.end() == shape.start)
+        if not is_behind_amount or not re.match(r"\s?[¥$€£]?[0-9]", right):
             return "マイナス" if re.match("[¥$€£]?[0-9]", right) and not _is_latin(left[-1:]) else None
         return "から"
     if not _COUNTED.search(left):

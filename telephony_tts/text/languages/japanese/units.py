@@ -72,7 +72,7 @@ PART = re.compile(
 PRICED = re.compile(rf"(?P<number>{NUMBER})(?P<unit>{_WRITTEN})(?=[0-9][0-9,]{{0,12}}円)")
 """A measure that its price follows: 5kg2,980円."""
 UNIT = re.compile(
-    rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³])(?!席|(?<=V)型)|(?P<money>{CURRENCY})"
-    rf"|(?P<counter>[ヶかカヵケ箇][月国所年条]|{_any_of(_COUNTERS.split())})|(?P<weak>番))"
+    rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³]|席|(?<=V)型|(?<=W)-[0-9]{{2}}(?![0-9A-Za-z]))"
+    rf"|(?P<money>{CURRENCY})|(?P<counter>[ヶかカヵケ箇][月国所年条]|{_any_of(_COUNTERS.split())})|(?P<weak>番))"
 )
 """A unit or counter behind a number."""
