@@ -60,7 +60,7 @@ class _Say:
             "range": self._range,
             "size": lambda shape: self._last_with_unit(re.split(r" ?[x×X*] ?", shape.written), "かける", shape),
             "clock": self._clock,
-            "hour": lambda shape: dates.clock(shape.groups, style, re.sub("[^apAP]", "", shape.written)[:1]),
+            "hour": self._clock,
             "duration": lambda shape: dates.duration([*shape.groups, "0"][:3], style),
             "sides": self._sides,
             "bare_decimal": lambda shape: self._amount("0" + shape.written),
@@ -161,10 +161,7 @@ class _Say:
         return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)
 
     def _clock(self, shape: Shape) -> str | None:
-        part, n_taken = dates.meridiem(shape.right)
-        said = dates.clock(shape.groups, self._style, part)
-        shape.end += n_taken if said else 0
-        return said
+        return dates.clock(shape.groups, self._style, re.sub("[^apAP]", "", shape.written)[:1])
 
     def _month_day(self, shape: Shape) -> str | None:
         if "." in shape.written:
@@ -298,7 +295,7 @@ _FORMS = (
     ("date", re.compile(r"(?:19|20)[0-9]{2}-[0-9]{1,2}-[0-9]{1,2}T(?=[0-9]{1,2}:)")),
     ("hour", re.compile(
         r"[AaPp]\.?[Mm]\.? ?[0-9]{1,2}(?:[:：][0-9]{2})?(?![0-9:]|\.[0-9]| ?時)"
-        r"|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"
+        r"|[0-9]{1,2}(?:[:：][0-9]{2}){0,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"
     )),
     ("part_of_day", re.compile(r"[AaPp]\.?[Mm]\.? ?(?=[0-9]{1,2} ?時)")),
     ("clock", re.compile(r"[0-9]{1,3}[:：][0-9]{2}(?:[:：][0-9]{2})?(?![0-9:：])")),

@@ -8,7 +8,6 @@ from telephony_tts.text.languages.japanese.numbers import Kanji
 
 WEEKDAYS = "月火水木金土日"
 _ERAS = {"R": "令和", "H": "平成", "S": "昭和"}
-_MERIDIEM = re.compile(r" ?([aApP])\.?[mM]\.?(?![A-Za-z])")
 _YEAR = r"[1-9][0-9]?"
 _MONTH_AND_DAY = r"(?:1[0-2]|0?[1-9])[./](?:3[01]|[12][0-9]|0?[1-9])(?![0-9/]|\.[0-9])\.?"
 ERA = re.compile(
@@ -56,12 +55,6 @@ def clock(groups: list[str], style: Kanji, part: str = "") -> str | None:
     said = {"a": "午前", "p": "午後"}.get(part.lower(), "") + style.amount(str(hour)) + "時"
     said += f"{style.amount(str(minute))}分" if minute or second else ""
     return said + (f"{style.amount(str(second))}秒" if len(groups) > 2 else "")
-
-
-def meridiem(behind: str) -> tuple[str, int]:
-    """("a", "p" or "", the characters that it takes) of what is written behind a time."""
-    found = _MERIDIEM.match(behind)
-    return (found[1], found.end()) if found else ("", 0)
 
 
 def duration(groups: list[str], style: Kanji) -> str:
