@@ -59,6 +59,12 @@ def test_a_hexadecimal_code_is_no_product(lang: str, zero: str, by: str) -> None
     assert by in spoken(f"{WORDS[lang][0]} 30x40.", lang)
 
 
+@pytest.mark.parametrize("lang", ["zh", "ja", "ko"])
+def test_the_address_of_a_network_card_is_read_one_by_one(lang: str) -> None:
+    address = "3C:4D:5E:00:1A:2B"
+    assert spoken(address, lang) == spoken(address.replace(":", ""), lang)
+
+
 @given(st.sampled_from(sorted(WORDS)), st.lists(st.sampled_from([*SHAPES, "~", "*", "/", "#", "_", "^", "<", ">"])))
 @settings(deadline=None, max_examples=300, derandomize=True)
 def test_no_sign_is_left_of_shapes_that_follow_each_other(lang: str, shapes: list[str]) -> None:
