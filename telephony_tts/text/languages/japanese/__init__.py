@@ -27,6 +27,7 @@ _IN_USE = re.compile(
     r"(?:利用|使用|消費|通信|残り?|空き|進捗|達成|完了|データ)(?:状況|済み?|量|額|率)?[はがで:：]?\s?$"
 )
 _CHOICE = re.compile("から(?:お選び|選)|の(?:いずれ|どちら|中から|うち|[0-9]つ|プラン)|プラン|コース|または")
+_SEATS = re.compile(r"(?:搭乗口|ゲート|座席|お?席|シート)(?:番号)?[はがの:：]?\s?$")
 _BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
 
 
@@ -62,6 +63,7 @@ class _Say:
             "clock": self._clock,
             "hour": self._clock,
             "duration": lambda shape: dates.duration([*shape.groups, "0"][:3], style),
+            "seat": self._seat,
             "sides": self._sides,
             "bare_decimal": lambda shape: self._amount("0" + shape.written),
             "date": lambda shape: dates.date(shape.groups, style),
@@ -167,7 +169,17 @@ class _Say:
         if "." in shape.written:
             return None
         shape.end += shape.right.startswith("日")
-        return dates.month_day(shape.groups, self._style)
+        said = dates.month_day(shape.groups, self._style)
+        last = dates.LAST_DAY.match(shape.text, shape.end)
+        if said is None or last is None or UNIT.match(shape.text, last.end()):
+            return said
+        shape.end = last.end()
+        return f"{said}から{self._amount(last[1])}日"
+
+    def _seat(self, shape: Shape) -> str | None:
+        """57A at a gate or on a seat, which are no amperes."""
+        named = _SEATS.search(shape.left)
+        return self._amount(shape.groups[0]) + shape.written[-1] if named else None
 
     def _weekday(self, shape: Shape) -> str | None:
         found = dates.WEEKDAY.match(shape.text, shape.start)
@@ -276,7 +288,7 @@ _SIDE = f"[WHDLwhdl](?>{NUMBER})"
 _FORMS = (
     ("telephone", re.compile(
         r"\+[0-9]{1,3}(?:[ -][0-9]{1,5}|[ -]?\([0-9]{1,5}\)){2,5}(?![0-9])|〒 ?[0-9]{3}[-–ー]?[0-9]{4}(?![0-9])"
-        r"|0[0-9]{1,4}(?:[-–ー・の][0-9]{1,5}){2,6}(?![0-9])"
+        r"|0[0-9]{1,4}(?:[-–ーの][0-9]{1,5}){2,6}(?![0-9])|0[0-9]{1,4}・[0-9]{1,4}・[0-9]{3,4}(?![0-9])"
         r"|[(（]0[0-9]{1,4}[)）] ?[0-9]{1,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{1,4}[(（][0-9]{1,4}[)）][0-9]{3,4}(?![0-9])"
     )),
     ("name", re.compile("(?:" + "|".join(map(re.escape, _NAMES)) + ")(?![A-Za-z0-9]|/[0-9])")),
@@ -299,6 +311,7 @@ _FORMS = (
     )),
     ("part_of_day", re.compile(r"[AaPp]\.?[Mm]\.? ?(?=[0-9]{1,2} ?時)")),
     ("duration", re.compile(r"[0-9]{1,3} ?h(?:rs?)? ?[0-9]{1,2} ?m(?:in)?(?![A-Za-z0-9])")),
+    ("seat", re.compile("[0-9]{1,3}[A-K](?![A-Za-z0-9])")),
     ("sides", re.compile(rf"(?<![A-Za-z0-9]){_SIDE}(?: ?[x×X*] ?{_SIDE}){{1,2}}(?![0-9])")),
     ("bare_decimal", re.compile(r"(?<![^はがのをもで約：:、（( ])\.[0-9]{1,6}(?![0-9]|\.[0-9])")),
     ("floor", re.compile(r"B?[1-9][0-9]?F(?![A-Za-z0-9])")),

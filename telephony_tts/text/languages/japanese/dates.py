@@ -16,6 +16,8 @@ ERA = re.compile(
 )
 WEEKDAY = re.compile(rf" ?[(（](?P<day>[{WEEKDAYS}])(?:曜日?)?(?P<holiday>・祝日?)?[)）]")
 """Behind a date: (土), （月・祝）."""
+LAST_DAY = re.compile(r" ?[~〜–-] ?([12][0-9]|3[01]|[1-9])(?![0-9/:：.,])")
+"""Behind a month and day: 11/26〜28."""
 _ALONE = "(?![^\\W\\d_はがにをのとで祝])"
 _NOT_PART_OF_WORD = "(?<![祝平休本当前翌])"  # 平日・祝日
 DAYS = re.compile(

@@ -22,7 +22,7 @@ _ANY = "|".join(re.escape(written) for written in sorted(CURRENCIES, key=len, re
 CURRENCY = rf"(?:{_ANY})(?![A-Za-z])"
 _SCALE = "[百千万億兆]{1,4}"
 MONEY = re.compile(
-    rf"(?P<currency>{_ANY}) ?(?P<minus>-)?(?P<number>{NUMBER})(?: ?[~〜–-] ?(?P<last>{NUMBER}))?"
+    rf"(?P<currency>{_ANY}) ?(?P<minus>-)?(?P<number>(?>{NUMBER}))(?: ?[~〜–-] ?(?P<last>{NUMBER}))?"
     rf"(?P<scale>{_SCALE})?(?![A-Za-z0-9円])(?:-(?![0-9¥$€£]))?"
     rf"|(?P<number_first>(?>{NUMBER}))(?P<scale_between>{_SCALE})? ?(?P<currency_behind>{CURRENCY})"
 )

@@ -31,7 +31,7 @@ _KEY = re.compile(r"\s?(?:\*?[0-9を、と」』)）]|キー|ボタン|印|マ�
 _KEY_NAMED = re.compile("(?:シャープ|米印|こめ印|アスタリスク|スター|井桁)[(（「]$")
 
 
-_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分滴拍歩杯食台])$")
+_RATED = re.compile(f"(?:{'|'.join(set(CURRENCIES.values()))}|[名人件個回錠本枚分滴拍歩杯食台]|未満|以[上下内])$")
 _PER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![A-Za-z])")
 
 

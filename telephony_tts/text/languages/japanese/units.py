@@ -18,7 +18,8 @@ W ワット|kW KW ㎾ キロワット|MW メガワット|Wh ワット時|kWh KWh
 V ボルト|kV キロボルト|mV ミリボルト|A アンペア|mA ミリアンペア|mAh ミリアンペア時|Ah アンペア時|Ω オーム|dB デシベル
 hPa ヘクトパスカル|kPa キロパスカル|MPa メガパスカル|kcal キロカロリー|cal カロリー|mmHg ミリ水銀柱
 mg/dL mg/dl ミリグラム毎デシリットル|mmol/L ミリモル毎リットル|g/dL グラム毎デシリットル|ms ミリ秒|s 秒|min 分|h H 時間
-px ピクセル
+px ピクセル|fps エフピーエス|bp ベーシスポイント|yd ヤード|μL µL uL マイクロリットル
+U/L 単位毎リットル|IU/L 国際単位毎リットル
 ch チャンネル|pt ポイント|m² m2 m^2 ㎡ 平方メートル|km² km2 ㎢ 平方キロメートル|cm² cm2 ㎠ 平方センチメートル
 m³ m3 m^3 ㎥ 立方メートル|cm³ cm3 ㎤ 立方センチメートル|%pt 〜|% パーセント|‰ パーミル|㌫ パーセント
 """
@@ -65,11 +66,11 @@ _WHOLE = rf"(?:[KMGT]B|円|{_any_of(list('件名人社台店校票問回点'))})
 SCALED_UNIT = re.compile(rf"(?<=[千万億])(?:{_WRITTEN})(?![A-Za-z0-9])")
 """A unit behind 10万."""
 PART = re.compile(
-    rf"(?<![0-9/.])(?P<part>(?>{NUMBER})) ?(?P<unit_of_part>{_WHOLE})? ?/ ?(?P<whole>(?>{NUMBER})) ?"
+    rf"(?<![0-9/.])(?P<part>(?>{NUMBER}))(?=.{{0,4}}/) ?(?P<unit_of_part>{_WHOLE})? ?/ ?(?P<whole>(?>{NUMBER})) ?"
     rf"(?P<unit>{_WHOLE})(?![A-Za-z0-9/]|前|払|乗|用|部屋)"
 )
 """So many of a whole: 15/20件, 3.4GB/20GB."""
-PRICED = re.compile(rf"(?P<number>{NUMBER})(?P<unit>{_WRITTEN})(?=[0-9][0-9,]{{0,12}}円)")
+PRICED = re.compile(rf"(?P<number>(?>{NUMBER}))(?![ぁ-ヶ一-鿿、。 ])(?P<unit>{_WRITTEN})(?=[0-9][0-9,]{{0,12}}円)")
 """A measure that its price follows: 5kg2,980円."""
 UNIT = re.compile(
     rf" ?(?:(?P<written>(?:{_WRITTEN}))(?![A-Za-z0-9²³]|席|(?<=V)型|(?<=W)-[0-9]{{2}}(?![0-9A-Za-z]))"
