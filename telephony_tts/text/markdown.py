@@ -32,6 +32,8 @@ _FOLD_ONE |= {ord(c): " " for c in "\u200a\u2028\u2029\u202f\u205f\u3000"}
 
 _OTHER_DIGIT = re.compile(r"[^\D0-9]|(?<![①-⑨0-9])[①-⑨](?![①-⑨0-9])|[⑴-⑼⒈-⒐❶-❾➀-➈➊-➒]")
 """Not ①②③ in a row, nor ①10時, which would become one number."""
+_WIDE_COLON = re.compile("(?<=[0-9])：(?=[0-9])")
+"""Between two digits, as in 14：30. Elsewhere it is a mark of the sentence."""
 
 _BLOCK_TAG = re.compile(r"</?(?:br|p|div|li|ul|ol|tr|td|th|table|h[1-6]|hr|break|s|voice|speak)\b", re.I)
 
@@ -103,7 +105,8 @@ def fold(text: str) -> str:
     text = text.translate(_FOLD_ONE)
     if text.isascii():
         return text
-    return _OTHER_DIGIT.sub(lambda m: str(unicodedata.digit(m.group())), text)
+    text = _OTHER_DIGIT.sub(lambda m: str(unicodedata.digit(m.group())), text)
+    return _WIDE_COLON.sub(":", text)
 
 
 def strip(text: str) -> Stripped:

@@ -37,6 +37,22 @@ def test_other_languages(written: str, lang: str | None, spoken: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "lang", "spoken"),
+    [
+        ("Mix 1:2:3.", "en", "Mix one to two to three."),
+        ("比例1：2：3。", "zh", "比例一比二比三。"),
+        ("比率は1：2：3です。", "ja", "比率は一対二対三です。"),
+        ("비율은 1:2:3입니다.", "ko", "비율은 일대 이대 삼입니다."),
+        ("At 14：30.", "en", "At fourteen thirty."),
+        ("时间：14：30，编号：12。", "zh", "时间：十四点三十分，编号：十二。"),
+        ("14：30입니다.", "ko", "십사시 삼십분입니다."),
+    ],
+)
+def test_a_ratio_of_three_and_colons_as_wide_as_a_character(written: str, lang: str, spoken: str) -> None:
+    assert normalize(written, lang) == spoken
+
+
+@pytest.mark.parametrize(
     ("text", "lang"),
     [
         ("Hello there", "en"),
