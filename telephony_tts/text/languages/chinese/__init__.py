@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.chinese import dates, money
@@ -33,10 +34,17 @@ _PLACE = re.compile(
 )
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
 _PLAIN = re.compile(
-    "(?<!米)[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])"
+    "(?<!米)(?:[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])|[1-9][0-9]?(?=[号楼层万小度份岁倍℃。，、；！？])"
+    r"|[0-9]{1,4}(?:\.[0-9]{1,2})?(?=(?:k?g|[ckm]?m|m?[lL])(?![A-Za-z0-9²³/_·-])))"
+    r"|(?:[0-9]{1,3}(?:,[0-9]{3}){1,3}|[0-9]{1,8})(?:\.[0-9]{1,2})?(?=元(?!旦))"
     "|(?<![层楼栋幢座元门院])[0-9]{4,16}(?=[，。；！？、是的]|,(?![0-9]))"
 )
 """What no other form begins with; most numbers are found here at once."""
+_POWER = re.compile(r"(?:\^-?[0-9]{1,3}(?![0-9])|(?!¹(?![⁰¹²³⁴-⁹]))⁻?[⁰¹²³⁴-⁹]{1,4})")
+_TYPED = re.compile(
+    r"(?:密码|用户名|登录名|WiFi|Wi-Fi|无线(?:网络)?|热点|SSID|文件名?|主机名?|域名|微信号?)(?:名称?)?[为是叫:：\s\"“‘「『]{0,3}[A-Za-z0-9_-]{0,30}$"
+)
+"""What somebody types: no dash of it may be left out."""
 _PERCENT = {"%": "百分之", "‰": "千分之", "‱": "万分之"}
 
 
@@ -145,10 +153,16 @@ def _say_fraction(shape: Shape) -> str | None:
     return f"{zh.number(whole[0])}又{said}" if whole else said
 
 
-def _say_step(shape: Shape) -> str:
-    """ "第1/3步", "步骤1/3", "15/32层"."""
-    counter = shape.right[:1] if re.match("[步页条项题关章集层]", shape.right) else ""
-    return f"{zh.number(shape.groups[0])}{counter}，共{zh.number(shape.groups[1])}"
+def _say_step(shape: Shape) -> str | None:
+    """ "第1/3步", "步骤1/3", "已还12/24期", and a choice: "可选24/36期", "50/55岁"."""
+    counter = shape.right[:1] if re.match("[次件位项条步页题关章集层期]", shape.right) else ""
+    first, last = shape.groups
+    is_choice = re.match("周?岁|分期|[GT]B", shape.right) or re.search(r"(?:选|支持|分为?|提供)\s?$", shape.left)
+    if is_choice and not re.search(r"[用剩载传]\s?$", shape.left):
+        return f"{zh.number(first)}或{zh.number(last)}"
+    if counter and int(first) > int(last):
+        return None
+    return f"{zh.number(first)}{counter}，共{zh.quantity(last) if counter else zh.number(last)}"
 
 
 def _say_pair(shape: Shape) -> str | None:
@@ -163,9 +177,11 @@ def _say_pair(shape: Shape) -> str | None:
     return ("比" if len(parts) == 2 else "，").join(zh.number(part) for part in parts)
 
 
-def _say_rating(shape: Shape) -> str:
-    """ "4.8/5" of a rating."""
-    score, best = shape.written.split("/")
+def _say_rating(shape: Shape) -> str | None:
+    """ "4.8/5" of a rating, "88/120分"."""
+    score, best = shape.written.replace(",", "").split("/")
+    if float(score) > float(best):
+        return None
     shape.end += shape.right.startswith("分")
     return f"{zh.number(score)}分，满分{zh.number(best)}分"
 
@@ -175,7 +191,7 @@ def _say_parts(joint: str) -> reader.Say:
 
 
 def _say_size(shape: Shape) -> str | None:
-    if shape.right.startswith("^"):
+    if _POWER.match(shape.right):
         return None
     *first, last = re.split(r"\s?[x×X*]\s?", shape.written)
     unit = _unit(shape)
@@ -183,8 +199,9 @@ def _say_size(shape: Shape) -> str | None:
 
 
 def _say_percent(shape: Shape) -> str:
-    numbers = _STAGES.split(shape.written[:-1].strip())
-    return "到".join(_PERCENT[shape.written[-1]] + ("百" if n == "100" else zh.number(n)) for n in numbers)
+    numbers = _STAGES.split(shape.written[:-1].strip("+ "))
+    said = "到".join(_PERCENT[shape.written[-1]] + ("百" if n == "100" else zh.number(n)) for n in numbers)
+    return "加" * (shape.written[0] == "+") + said
 
 
 def _say_per_hundred(shape: Shape) -> str | None:
@@ -205,12 +222,12 @@ def _say_comma_money(shape: Shape) -> str | None:
 
 def _say_letter_scale(shape: Shape) -> str | None:
     """ "10w" ten thousands, "5k" thousands, "100M" broadband; "5G" and the like are names."""
-    number, letter = shape.written[:-1], shape.written[-1]
+    *first, last, letter = *_STAGES.split(shape.written[:-1]), shape.written[-1]
     if _is_near("code", shape):
         return None
-    if letter == "k":
-        return zh.number(number) + "千" if len(number) == 1 or "." in number else zh.number(number + "000")
-    return zh.number(number) + {"w": "万", "M": "兆"}.get(letter, letter)
+    if letter in "wk" or (letter != "G" and re.match(r"\s?(?:[美欧港]?元|美金|英镑)", shape.right)):
+        return "到".join(money.scaled(number, letter) for number in (*first, last))
+    return "到".join(map(zh.number, (*first, last))) + {"M": "兆"}.get(letter, letter)
 
 
 def _say_version(shape: Shape) -> str | None:
@@ -227,8 +244,8 @@ def _say_ip(shape: Shape) -> str:
 
 
 def _say_power(shape: Shape) -> str:
-    base, power = shape.groups
-    return f"{zh.number(base)}的{'负' if '-' in shape.written else ''}{zh.number(power)}次方"
+    power = unicodedata.normalize("NFKC", shape.written[len(shape.groups[0]) :]).lstrip("^")
+    return f"{zh.number(shape.groups[0])}的{'负' if power[0] in '-−' else ''}{zh.number(power.strip('-−'))}次方"
 
 
 def _say_floor(shape: Shape) -> str | None:
@@ -263,18 +280,19 @@ def _say_mixed(spelled: bool) -> reader.Say:
 
     def say(shape: Shape) -> str | None:
         text = shape.written
-        unit = UNIT.match(text, len(shape.groups[0])) if text[0].isdigit() else None
-        if unit is not None and unit["written"] and unit.end() == len(text):
-            return None  # 5kg
-        runs = re.findall("[A-Za-z]+|[0-9]+|_", text)
+        unit = UNIT.match(shape.text, shape.start + len(shape.groups[0])) if text[0].isdigit() else None
+        if unit is not None and unit["written"] and shape.text[unit.end() : unit.end() + 1] not in ("-", "_"):
+            return None  # 5kg, 5kg12元
+        is_typed = _TYPED.search(shape.left) is not None
+        runs = re.findall("[A-Za-z]+|[0-9]+|[_-]" if is_typed else "[A-Za-z]+|[0-9]+|_", text)
         is_name = len(runs) <= 4 and runs[-1][1:].islower() and max(map(len, shape.groups)) < 3
         is_seat = re.fullmatch("[0-9]{1,2}[A-Z]", text) is not None and text[0] != "0"
         if spelled and (is_name or is_seat) and not _CAR.search(shape.left):
             return None  # P40Pro, 23A
         said = ""
         for run in runs:
-            if run == "_":
-                said += UNDERSCORE
+            if run in "_-":
+                said += _WORDS.signs[run]
             elif run.isdigit():
                 said += zh.code(run) if spelled and len(text) > 2 else zh.number(run)
             else:
@@ -323,7 +341,6 @@ CHINESE = reader.Tables(
         "days": dates.say_days,
         "per_unit": lambda shape: UNITS[shape.written],
         "dot_dates": dates.say_dot_dates,
-        "day_range": lambda shape: None,
         "years": lambda shape: "到".join(map(zh.digits, shape.groups)),
         "year": lambda shape: zh.digits(shape.written),
         "short_year": dates.say_short_year,
@@ -344,7 +361,6 @@ CHINESE = reader.Tables(
         "mixed": _say_mixed(spelled=False),
         "mixed_code": _say_mixed(spelled=True),
         "business": lambda shape: f"{shape.written[0]} to {shape.written[2]}",
-        "financial_year": lambda shape: f"FY{zh.digits(shape.written)}",
         "times": lambda shape: f"乘{zh.number(shape.groups[0])}",
         "span": _say_span,
         "comma_money": _say_comma_money,
@@ -356,25 +372,28 @@ CHINESE = reader.Tables(
         "floor": _say_floor,
         "ampere": _say_ampere,
         "clothing": lambda shape: f"{zh.digits(shape.groups[0])}，{zh.digits(shape.groups[1])}{shape.written[-1]}",
+        "hexadecimal": lambda shape: f"零 X {zh.letters(shape.written[2:])}",
+        "tyre": lambda shape: zh.letters(shape.written),
         "power": _say_power,
         "numero": _say_numero,
     },
     signs=say_sign,
     trigger=reader.trigger(
-        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=每)[A-Za-z]|（(?=0[0-9]{2,3}）)"
-        rf"|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
+        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=[每百千万亿])[A-Za-z]|（(?=0[0-9]{2,3}）)"
+        rf"|(?<=[㎡²米户人间])·(?=[年月天日])|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
     ),
     forms=reader.Forms((
         ("number", _PLAIN),
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
         ("step", re.compile(
-            r"(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[步页条项题关章集])|(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}(?=层)"
+            r"(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,3}/[0-9]{1,3}(?=[次件位项条步页题关章集层]|期(?![间限])|周?岁|分期|[GT]B)"
         )),
+        ("rating", re.compile(r"(?:[0-9]{1,3}(?:\.[0-9])?/[0-9]{2,3}|[0-9]\.[0-9]/5)(?=分(?![钟之期]))")),
         ("comma_money", COMMA_MONEY),
         *dates.FORMS,
         ("plain_code", AIRLINER),
         ("plain_code", re.compile("[0-9]{5,8}(?=期)|[0-9]{3,4}(?:[、,，/][0-9]{3,4}){1,5}(?=号?[室房](?![租贷产屋]))")),
-        ("per_unit", re.compile("(?<=每)" + WRITTEN.replace("A-Za-z0-9²³", "A-Za-z²³"))),
+        ("per_unit", re.compile(f"(?<=[每百千万亿]){WRITTEN}")),
         ("code", re.compile(
             r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])"
             r"|\+(?=(?:[- ()]{0,2}[0-9]){7})[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"
@@ -387,17 +406,20 @@ CHINESE = reader.Tables(
             r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s?(?P<unit>L|升|kWh|度)/100\s?(?:km|公里)"
         )),
         ("percent", re.compile(
-            rf"(?=[0-9][0-9,.]{{0,24}}(?:{TO}[0-9][0-9,.]{{0,24}})?\s?[%‰‱])(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]"
+            rf"\+?(?=[0-9][0-9,.]{{0,24}}(?:{TO}[0-9][0-9,.]{{0,24}})?\s?[%‰‱])(?:{NUMBER}{TO})?{NUMBER}\s?[%‰‱]"
         )),
         ("money", MONEY),
         ("fraction", re.compile(r"[0-9]{1,6}(?:又|\s)[0-9]{1,6}/[0-9]{1,6}(?![0-9/])")),
-        ("power", re.compile(r"[0-9]{1,6}\^-?[0-9]{1,3}(?![0-9])")),
+        ("power", re.compile(f"[0-9]{{1,6}}{_POWER.pattern}")),
         ("digits", re.compile(
             r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学|[、和](?:985|211))"
             r"|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|(?<=[0-9]米)[0-9]{2}(?![0-9.米厘cC])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
             r"|996(?=工作制|上班|、007)|(?<=朝9晚5，)996"
         )),
-        ("letter_scale", re.compile(r"[0-9]+(?:\.[0-9]+)?[wkMGT](?![A-Za-z0-9²³/]|(?<=M)(?:胶|口罩|公司))")),
+        ("letter_scale", re.compile(
+            rf"(?>[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?)(?:{TO}[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?)?"
+            r"(?:[wkKMGT]|B(?=美元|美金|欧元|英镑))(?![A-Za-z0-9²³/]|(?<=M)(?:胶|口罩|公司))"
+        )),
         ("range", re.compile(
             r"[0-9]{1,3}(?:\.[0-9]{1,4})?\s?[至到]\s?[0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9A-Za-z]|[-/.:,][0-9])"
         )),
@@ -406,12 +428,12 @@ CHINESE = reader.Tables(
         ("ampere", re.compile("[0-9]{1,4}A(?![A-Za-z0-9-])")),
         ("clothing", re.compile("1[0-9]{2}/[0-9]{2,3}[ABCY](?![A-Za-z0-9])")),
         ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+        ("keys", re.compile("[0-9]{1,2}#(?=[0-9])")),
+        ("hexadecimal", re.compile("0[xX][0-9A-Fa-f]{2,16}(?![0-9A-Za-z])")),
+        ("tyre", re.compile(r"[1-3][0-9]{2}/[2-9][05]\s?Z?R[12][0-9](?:\s[0-9]{2,3}[A-Z])?(?![0-9A-Za-z])")),
         ("codec", re.compile(r"[A-Z]\.[0-9]{3,4}(?![0-9A-Za-z.])")),
         ("business", re.compile("[BCPODGM]2[BCPODGEM](?![A-Za-z0-9])")),
-        ("financial_year", re.compile("FY-?[12][0-9]{3}(?![A-Za-z0-9])")),
         ("times", re.compile(r"(?<=[\u4e00-\u9fff）)])x[0-9]{1,2}(?![0-9A-Za-z])")),
         ("span", re.compile(r"(?:[0-9]{1,2}[A-Z]-[0-9]{1,2}[A-Z]|[A-Z][0-9]{1,3}-[A-Z][0-9]{1,3})(?![A-Za-z0-9])")),
-        ("ratio", re.compile(r"(?![0-9]{1,3}:[0-9]{2}:[0-9]{2}(?![0-9:]))[0-9]{1,6}(?:[:：][0-9]{1,6}){2,3}(?![0-9])"
-                             r"|[0-9]{1,6}(?:\.[0-9]{1,4})?：[0-9]{1,6}(?:\.[0-9]{1,4})?(?![0-9])")),
     )),
 )  # fmt: skip

@@ -17,7 +17,9 @@ _DAY_PART = re.compile(r"(?:上午|下午|晚上|早上|凌晨|中午|傍晚|今
 _WEEKDAY = re.compile("(?:周|星期|礼拜)[一二三四五六]$")
 """星期三十点 would be heard as thirty o'clock."""
 _MINUTES_BEFORE = re.compile(r"(?:通话|录音|留言|倒计时)(?:时长|时间|持续)?[为是约了:：\s]{0,3}$")
-_DATES_BEFORE = re.compile("(?:活动|优惠|促销|放假|报名)(?:时间|日期|期间|期)?[为是:：]{0,2}$")
+_DATES_BEFORE = re.compile(
+    r"(?:活动|优惠|促销|放假|假期|报名|施工|展览|停[水电气])[^，。；0-9价幅率折度]{0,6}[:：]?\s?$"
+)
 _DATED = re.compile(rf"{DATED.pattern}|效期[至到为是:：]?\s?$")
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _PARTS = (("d", "天"), ("h", "小时"), ("m", "分"), ("s", "秒"))
@@ -33,7 +35,7 @@ FORMS = (
     ("months", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}{TO}(?:19|20)[0-9]{{2}}\.{_MONTH}月?(?![0-9.])")),
     ("months", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}{TO}{_MONTH}(?=月|账单|[期的])月?")),
     ("days", re.compile(rf"(?:19|20)[0-9]{{2}}\.{_MONTH}\.{_DAY}{TO}{_MONTH}\.{_DAY}(?![0-9.])")),
-    ("timestamp", re.compile(r"[12][0-9]{3}-[01]?[0-9]-[0-3]?[0-9](?:T(?=[0-9]{2}:)|[日号])")),
+    ("timestamp", re.compile(r"[12][0-9]{3}-[01]?[0-9]-[0-3]?[0-9]T(?=[0-9]{2}:)")),
     ("year_month", re.compile(
         rf"(?:19|20)[0-9]{{2}}(?:[-/.](?:0[1-9]|1[0-2])|/[1-9])月?{_END}|(?:0?[1-9]|1[0-2])/20[0-9]{{2}}{_END}"
     )),
@@ -42,7 +44,7 @@ FORMS = (
         r"(?![0-9.%]|\s?(?:个?小时|个?月|分|秒|天|年|周|倍|元|米|折|万|公里|[A-Za-z]))"
     )),
     ("month_day", re.compile(
-        rf"{_MONTH}\.{_DAY}(?=[日号])|(?:0[1-9]-{_DAY}|1[0-2]-0[1-9])(?=日|号|{_END})"
+        rf"{_MONTH}\.{_DAY}(?=[日号]|大促|促销|购物节|狂欢|晚会)|(?:0[1-9]-{_DAY}|1[0-2]-0[1-9])(?=日|号|{_END})"
     )),
     ("years", re.compile(
         rf"[12][0-9]{{3}}年?(?:{TO}|/)(?:[12][0-9]{{3}}|[0-9]{{2}}(?=[学财赛]))(?=年|学年|财年|赛季)"
@@ -56,7 +58,6 @@ FORMS = (
     ("padded", re.compile("(?<![0-9.:：/-])0[1-9](?=[月日]|[时点](?!间))")),
     ("minute", re.compile("(?<=[点时])0[0-9](?=分|$|[^0-9])")),
     ("hour", re.compile(rf"(?:1[0-2]|0?[1-9])\s?{_MERIDIEM}")),
-    ("clock", re.compile(r"[0-9]{1,3}：[0-9]{2}(?:：[0-9]{2})?(?![0-9:：])")),
 )  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def say_year_month(shape: Shape) -> str | None:
 def say_month_day(shape: Shape) -> str | None:
     """ "12/31"; of 5/5 a day only where one is expected."""
     month, day = shape.groups
-    if month == day and int(day) in FRACTION_DENOMINATORS and not _DATED.search(shape.left):
+    if month == day and "/" in shape.written and int(day) in FRACTION_DENOMINATORS and not _DATED.search(shape.left):
         return None
     said = _day("", month, day)
     if said and shape.right[:1] in ("日", "号"):
@@ -166,6 +167,8 @@ def say_clock(shape: Shape) -> str | None:
     behind = _AFTER_CLOCK.match(shape.right)
     meridiem = (behind["meridiem"] if behind else "") or ""
     shape.end += behind.end() if behind else 0
+    if meridiem[:1] in ("a", "A") and hour == 12:
+        hour = 0
     said = ("两" if hour == 2 else zh.cardinal(hour)) + "点"
     if meridiem and not _DAY_PART.search(shape.left):
         is_morning = meridiem[0] in "aA"

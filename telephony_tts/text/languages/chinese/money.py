@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from telephony_tts.text.languages.chinese.units import money_number
 from telephony_tts.text.patterns import COMMA_AMOUNT, NUMBER, from_comma
@@ -15,12 +16,14 @@ CURRENCIES = {
     "₽": "卢布", "RUB": "卢布", "MYR": "林吉特", "₱": "比索", "PHP": "比索", "VND": "越南盾", "₫": "越南盾",
 }  # fmt: skip
 TO = r"\s?(?:[-–—~∼〜]|至|到)\s?"
+_NO_NAME = "(?![A-Za-z0-9码款型级号区座恤])"
+"""Behind a letter that scales an amount: M码 and T恤 are words."""
 SCALE = "(?:百万|千万|百亿|千亿|万亿|[万亿千百])"
 _ANY = "(?:" + "|".join(re.escape(written) for written in sorted(CURRENCIES, key=len, reverse=True)) + ")"
 _CODE = "(?:" + "|".join(written for written in CURRENCIES if written.isalpha() and written.isascii()) + ")"
 MONEY = re.compile(
-    rf"(?P<currency>{_ANY})\s?(?P<minus>-(?=[0-9]))?(?P<first>{NUMBER})"
-    rf"(?:{TO}(?:[$€£¥])?(?P<last>{NUMBER}))?(?P<scale>{SCALE})?"
+    rf"(?![0-9])(?P<currency>{_ANY})\s?(?P<minus>-(?=[0-9]))?(?P<first>{NUMBER})"
+    rf"(?:{TO}(?:[$€£¥])?(?P<last>{NUMBER}))?(?:(?P<scale>{SCALE})|(?P<letter>[wkt]|[mb]n?){_NO_NAME})?"
     rf"|(?=[0-9][0-9,.]{{0,24}}{SCALE}?\s?[A-Za-z$€£¥])(?P<number>{NUMBER})(?P<scale_between>{SCALE})?\s?(?P<behind>{_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
     re.IGNORECASE,
 )
@@ -40,14 +43,22 @@ def say_money(found: re.Match[str], left: str, right: str) -> str:
     """What is said for a match of `MONEY`: "$1.5万" -> 一点五万美元."""
     if found["number"]:
         return _amount(found["number"]) + (found["scale_between"] or "") + CURRENCIES[found["behind"].upper()]
-    currency = CURRENCIES[found["currency"].upper()]
-    said = ("负" if found["minus"] else "") + _amount(found["first"])
+    currency, letter = CURRENCIES[found["currency"].upper()], found["letter"] or ""
+    said = ("负" if found["minus"] else "") + scaled(found["first"], letter)
     if found["last"]:
         joint = "减" if is_discount(left, found["first"], found["last"]) else "到"
-        said += joint + _amount(found["last"])
+        said += joint + scaled(found["last"], letter)
     if currency == "元" and re.search(r"日[元币]\s?$", left):
         currency = ""  # 日元¥10,000
     return said + (found["scale"] or "") + ("" if right.startswith(currency) else currency)
+
+
+def scaled(number: str, letter: str) -> str:
+    """A number with w (万), k, M, B, T or nothing behind it: ("2.5", "M") -> 两百五十万."""
+    if not letter or letter in "wW":
+        return _amount(number) + "万" * bool(letter)
+    power = {"k": 3, "m": 6, "b": 9, "t": 12}[letter[0].lower()]
+    return money_number(f"{Decimal(number.replace(',', '')) * 10**power:f}")
 
 
 def _amount(written: str) -> str:

@@ -14,7 +14,7 @@ from telephony_tts.text.reader import Shape
 _WORDS = {
     "@": "艾特", "=": "等于", "%": "百分号", "≥": "大于等于", "≤": "小于等于", "≠": "不等于", "≈": "约等于", "×": "乘",
     "÷": "除以", "±": "正负", "§": "第", "²": "平方", "³": "立方", "№": "编号", "√": "根号", "℡": "电话", "‰": "千分号",
-    "‱": "万分号", "∞": "无穷大", "¢": "美分", "+": "加",
+    "‱": "万分号", "∞": "无穷大", "¢": "美分", "+": "加", "·": "每",
 }  # fmt: skip
 UNDERSCORE = "下划线"
 _SURNAMES = (
@@ -22,7 +22,11 @@ _SURNAMES = (
     "金陆郝孔崔康毛邱秦江史顾侯邵孟龙段雷钱汤尹黎易常武乔贺赖龚"
 )
 _LETTER = r"[A-Za-z\u4e00-\u9fff]"
-_DIALS = re.compile(r"(?:按|拨打?|输入|键入|密码锁?|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{0,2}号码?$")
+_SENDS = re.compile(r"(?:发送|编辑|回复)(?:短信|内容)?[为是:：]?\s?[\"“‘「]?[A-Za-z]{1,9}(?:[#*+][^，。；\s]{0,12})?$")
+"""A message to the operator, whose signs the caller types too: "CXXZ#姓名"."""
+_DIALS = re.compile(
+    rf"{_SENDS.pattern}|(?:按|拨打?|输入|键入|密码锁?|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{{0,2}}号码?$"
+)
 _ENDS_VALUE = re.compile(
     r"(?:[0-9%‰°℃元年月日号点分时周级万亿千米]|[0-9][A-Za-z]{1,3}|(?:周|星期)[一二三四五六日天]|[aApP]\.?[mM]\.?)\s?$"
 )
@@ -39,13 +43,14 @@ _AMOUNT_BEFORE = re.compile(
 )
 _PER = re.compile(
     r"\s?(?:[月年日天周次个人时小分秒件位晚平立米公千吨斤升户单条台间套份度片粒颗袋支包盒期碗瓶杯串桌碟盘盆壶锅罐箱筐笼根朵枝束块幅册卷页"
-    "题课局圈轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
+    "题课局圈克毫学季车班字程轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
 )
 _PER_COUNT = re.compile(
     r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
 )
 _COUNT_BEFORE = re.compile(r"(?:[0-9][位瓶杯碗串个盒箱]|元/[天日晚月年次人位间台])\s?$")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
+_MANY = "[个种家款项条人位名岁座城所间门场国]"
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
 
 
@@ -65,8 +70,10 @@ def say_sign(shape: Shape) -> str | None:
         return _SPECIAL[char](shape)
     if (char == "√" and not _OPERAND_BEHIND.match(right)) or (char == "×" and not _OPERAND_BEFORE.search(left)):
         return ""  # it ticks an item
-    if char == "+" and re.search(r"[0-9]0\s?$", left) and re.match(r"\s?[个种家款项条人位名岁座城所间门场国]", right):
+    if char == "+" and re.search(r"(?:[0-9]0|[千万亿])\s?$", left) and re.match(rf"\s?{_MANY}", right):
         return "多"  # 50+个国家
+    if char == "¹" or (char in "²³⁴⁵⁶⁷⁸⁹" and re.search("[\u4e00-\u9fff](?<!米)$", left)):
+        return ""  # it refers to a note
     if char in UNIT_CHARACTERS:
         return UNITS[char]
     if char in _WORDS:
@@ -110,6 +117,8 @@ def say_hash(shape: Shape) -> str:
     left, right = shape.left, shape.right
     if _DIALS.search(left) or re.search(r"[0-9*键][或和]者?\s?$", left) or re.match(r"\s?(?:号?键|号)", right):
         return _key("#", right)
+    if re.search("(?<![A-Za-z0-9])[CF]$", left):
+        return " sharp"  # C#
     return "号" if re.match(r"\s?[A-Za-z]{0,4}-?[0-9]", right) and not re.search(r"[号码]\s?$", left) else ""
 
 
@@ -117,7 +126,8 @@ def _say_star(shape: Shape) -> str:
     left, right = shape.left, shape.right
     if left[-1:] and left[-1] in _SURNAMES and re.match("[\u4e00-\u9fff，,。]", right):
         return "某"  # 刘*华
-    if re.match(r"\s?(?:号?键|号)|#?[0-9]+#|\*[0-9]+[*#]", right) or re.search(r"(?:按|拨|或|和|[0-9]#)\s?$", left):
+    is_typed = re.search(r"(?:按|拨|或|和|[0-9]#)\s?$", left) or _SENDS.search(left)
+    if is_typed or re.match(r"\s?(?:号?键|号)|#?[0-9]+#|\*[0-9]+[*#]", right):
         return _key("*", right)
     return "乘" if re.search(rf"(?:{_LETTER}|[0-9])\s?$", left) and re.match(r"\s?[0-9]{1,2}(?![0-9])", right) else ""
 
@@ -170,7 +180,7 @@ def say_keys(shape: Shape) -> str | None:
         if written[0] == "#":
             return f"井号{keys}井号" if dials else zh.digits(number)
         said = zh.code(number) if spelled else zh.number(number)
-        if not dials and re.match("(?!号|键)[\u4e00-\u9fff]", right):
+        if not dials and (len(number) <= 2 or re.match("(?!号|键)[\u4e00-\u9fff]", right)):
             return said + "号"
         return said + _key("#", right)
     if written[-1] == "*":
