@@ -24,7 +24,7 @@ _WORDS = addresses.AddressWords(
     digits=zh.code,
     space=" ",
 )  # fmt: skip
-(_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
+(_, _SAY_EMAIL), (_, _SAY_URL) = addresses.address_rules(_WORDS)
 _STAGES = re.compile(TO)
 _EXTENSION = re.compile(r"\s?(?:转?分机号?|转)\s?([0-9]{1,6})(?![0-9])")
 _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
@@ -34,8 +34,8 @@ _PLACE = re.compile(
 )
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
 _PLAIN = re.compile(
-    "(?<!米)(?:[1-9][0-9]{0,2}(?=[个分次天位元人件名条张块笔月日点时秒])|[1-9][0-9]?(?=[号楼层万小度份岁倍℃。，、；！？])"
-    r"|[0-9]{1,4}(?:\.[0-9]{1,2})?(?=(?:k?g|[ckm]?m|m?[lL])(?![A-Za-z0-9²³/_·-])))"
+    "(?<![米层楼栋幢座元门院、和/])[1-9][0-9]{0,2}(?=[\u4e00-\u9fff](?<![年折期号室房又至到后升度百千万亿胶消安杀工上和大活购促晚特预高院]))"
+    r"|(?<!米)(?:[1-9][0-9]?(?=[号℃。，、；！？])|[0-9]{1,4}(?:\.[0-9]{1,2})?(?=(?:k?g|[ckm]?m|m?[lL])(?![A-Za-z0-9²³/_·-])))"
     r"|(?:[0-9]{1,3}(?:,[0-9]{3}){1,3}|[0-9]{1,8})(?:\.[0-9]{1,2})?(?=元(?!旦))"
     "|(?<![层楼栋幢座元门院])[0-9]{4,16}(?=[，。；！？、是的]|,(?![0-9]))"
 )
@@ -46,14 +46,6 @@ _TYPED = re.compile(
 )
 """What somebody types: no dash of it may be left out."""
 _PERCENT = {"%": "百分之", "‰": "千分之", "‱": "万分之"}
-
-
-def _match(pattern: re.Pattern[str], say: object) -> reader.Say:
-    def said(shape: Shape) -> str | None:
-        found = pattern.match(shape.text, shape.start)
-        return say(found) if found and callable(say) else None
-
-    return said
 
 
 def _groups(groups: list[str]) -> str:
@@ -155,7 +147,7 @@ def _say_fraction(shape: Shape) -> str | None:
 
 def _say_step(shape: Shape) -> str | None:
     """ "第1/3步", "步骤1/3", "已还12/24期", and a choice: "可选24/36期", "50/55岁"."""
-    counter = shape.right[:1] if re.match("[次件位项条步页题关章集层期]", shape.right) else ""
+    counter = shape.right[:1] if re.match("[次件位项条步页题关章集层期针剂回轮讲课]", shape.right) else ""
     first, last = shape.groups
     is_choice = re.match("周?岁|分期|[GT]B", shape.right) or re.search(r"(?:选|支持|分为?|提供)\s?$", shape.left)
     if is_choice and not re.search(r"[用剩载传]\s?$", shape.left):
@@ -211,13 +203,11 @@ def _say_per_hundred(shape: Shape) -> str | None:
 
 
 def _say_money(shape: Shape) -> str | None:
-    found = MONEY.match(shape.text, shape.start)
-    return money.say_money(found, shape.left, shape.right) if found else None
+    return shape.found and money.say_money(shape.found, shape.left, shape.right)
 
 
 def _say_comma_money(shape: Shape) -> str | None:
-    found = COMMA_MONEY.match(shape.text, shape.start)
-    return None if found is None or _is_near("code", shape) else money.say_comma_money(found)
+    return None if shape.found is None or _is_near("code", shape) else money.say_comma_money(shape.found)
 
 
 def _say_letter_scale(shape: Shape) -> str | None:
@@ -317,8 +307,8 @@ CHINESE = reader.Tables(
     unit=UNIT,
     evidence=EVIDENCE,
     say={
-        "email": _match(_EMAIL, _SAY_EMAIL),
-        "url": _match(_URL, _SAY_URL),
+        "email": lambda shape: shape.found and _SAY_EMAIL(shape.found),
+        "url": lambda shape: shape.found and _SAY_URL(shape.found),
         "mask": _say_mask,
         "keys": say_keys,
         "code": _say_code,
@@ -352,6 +342,7 @@ CHINESE = reader.Tables(
         "rating": _say_rating,
         "fraction": _say_fraction,
         "step": _say_step,
+        "list": lambda shape: "，".join(map(zh.number, shape.groups)),
         "address": _say_address,
         "minus": _say_parts("减"),
         "room": _say_room,
@@ -384,11 +375,13 @@ CHINESE = reader.Tables(
     ),
     forms=reader.Forms((
         ("number", _PLAIN),
+        ("url", re.compile("/(?:etc|usr|var|home|opt|dev|tmp|root|mnt|srv|api)(?:/[A-Za-z0-9_.-]{1,40}){1,6}")),
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
         ("step", re.compile(
-            r"(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,3}/[0-9]{1,3}(?=[次件位项条步页题关章集层]|期(?![间限])|周?岁|分期|[GT]B)"
+            r"(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[针剂回轮讲课])|[0-9]{1,3}/[0-9]{1,3}(?=[次件位项条步页题关章集层]|期(?![间限])|周?岁|分期|[GT]B)"
         )),
         ("rating", re.compile(r"(?:[0-9]{1,3}(?:\.[0-9])?/[0-9]{2,3}|[0-9]\.[0-9]/5)(?=分(?![钟之期]))")),
+        ("list", re.compile("[0-9]{2,5}(?:/[0-9]{3,5}){2,4}(?![0-9/])")),
         ("comma_money", COMMA_MONEY),
         *dates.FORMS,
         ("plain_code", AIRLINER),
@@ -412,8 +405,8 @@ CHINESE = reader.Tables(
         ("fraction", re.compile(r"[0-9]{1,6}(?:又|\s)[0-9]{1,6}/[0-9]{1,6}(?![0-9/])")),
         ("power", re.compile(f"[0-9]{{1,6}}{_POWER.pattern}")),
         ("digits", re.compile(
-            r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学|[、和](?:985|211))"
-            r"|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|(?<=[0-9]米)[0-9]{2}(?![0-9.米厘cC])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
+            r"[1-9][1-9](?=折)|618(?=和双|大促|活动|期间|购物节|年中|促销|晚会|特惠|预售)|(?:985|211)(?=[高院]校|工程|大学|[、和/](?:985|211))"
+            r"|(?<=(?:985|211)[、和/])(?:985|211)|(?<=双1[12][、和])618|[0-9]{1,2}·[0-9]{1,2}(?![0-9])|(?<=[0-9]米)[0-9]{2}(?![0-9.米厘cC])|502(?=胶)|84(?=消毒)|360(?=安全|杀毒|浏览器)"
             r"|996(?=工作制|上班|、007)|(?<=朝9晚5，)996"
         )),
         ("letter_scale", re.compile(

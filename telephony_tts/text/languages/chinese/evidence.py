@@ -45,7 +45,7 @@ EVIDENCE: dict[str, Evidence] = {
     "range": Evidence(near=COUNTED_UP),
     "ratio": Evidence(near=SCORED, behind=re.compile("获?胜|战胜|击败|领先|落后|战平|[大险惜]胜")),
     "duration": Evidence(
-        near=re.compile(r"(?:时长|用时|耗时|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
+        near=re.compile(r"(?:时长|用时|耗时|净时|完赛|马拉松.{0,20}成绩|历时|倒计时|持续|剩余)(?:时间)?[为是约了:：\s]{0,3}$")
     ),
     "month_day": Evidence(
         near=re.compile(
@@ -53,7 +53,7 @@ EVIDENCE: dict[str, Evidence] = {
             r"|(?:券|优惠|活动|折扣|红包|积分)的?有效期[为是:：]?\s?$"
         ),
         behind=re.compile(
-            r"日|号(?!线)|期间|\s?(?:之?前|之?后|起|为?止|截止|到期|发货|送达|开[始售]|[0-9]{1,2}[:：点时]"
+            r"日|号(?!线)|期间|\s?[(（](?:周|星期)|\s?(?:之?前|之?后|起|为?止|截止|到期|发货|送达|开[始售]|[0-9]{1,2}[:：点时]"
             r"|[-~至到]\s?[0-9]{1,2}[/月])"
         ),
     ),

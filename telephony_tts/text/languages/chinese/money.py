@@ -22,7 +22,7 @@ SCALE = "(?:百万|千万|百亿|千亿|万亿|[万亿千百])"
 _ANY = "(?:" + "|".join(re.escape(written) for written in sorted(CURRENCIES, key=len, reverse=True)) + ")"
 _CODE = "(?:" + "|".join(written for written in CURRENCIES if written.isalpha() and written.isascii()) + ")"
 MONEY = re.compile(
-    rf"(?![0-9])(?P<currency>{_ANY})\s?(?P<minus>-(?=[0-9]))?(?P<first>{NUMBER})"
+    rf"(?![0-9])(?P<currency>{_ANY})\s?(?P<minus>-(?=[0-9]))?(?P<first>[0-9]{{1,3}}(?=,[0-9]{{3}}(?:m?l|k?g|[cm]m|gb)(?![A-Za-z]))|{NUMBER})"
     rf"(?:{TO}(?:[$€£¥])?(?P<last>{NUMBER}))?(?:(?P<scale>{SCALE})|(?P<letter>[wkt]|[mb]n?){_NO_NAME})?"
     rf"|(?=[0-9][0-9,.]{{0,24}}{SCALE}?\s?[A-Za-z$€£¥])(?P<number>{NUMBER})(?P<scale_between>{SCALE})?\s?(?P<behind>{_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
     re.IGNORECASE,

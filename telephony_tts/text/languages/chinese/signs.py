@@ -38,7 +38,7 @@ _OPERAND_BEHIND, _OPERAND_BEFORE = re.compile(r"\s?[0-9A-Za-z]"), re.compile(r"[
 _PLACE_BEFORE = re.compile("[0-9]{1,3}(号楼|单元|[栋幢楼层座期排区章页级班])$")
 _PART_OF_ADDRESS = re.compile("(?:[0-9A-Za-z栋幢座楼室]|(?<!楼)层|单元|号院)$")
 _AMOUNT_BEFORE = re.compile(
-    r"(?:[0-9]|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|[元块角米克升%㎡㎥])\s?$"
+    r"(?:[0-9]起?|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|(?:元起?|[块角米克升%㎡㎥]))\s?$"
     rf"|[0-9]\s?{WRITTEN}$"
 )
 _PER = re.compile(
@@ -46,9 +46,9 @@ _PER = re.compile(
     "题课局圈克毫学季车班字程轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
 )
 _PER_COUNT = re.compile(
-    r"[0-9]{1,3}\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
+    r"[0-9]{1,3}(?:\.[0-9])?\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
 )
-_COUNT_BEFORE = re.compile(r"(?:[0-9][位瓶杯碗串个盒箱]|元/[天日晚月年次人位间台])\s?$")
+_COUNT_BEFORE = re.compile(r"(?:[0-9][位瓶杯碗串个盒箱张包片支本只袋卷条粒台套节]|元/[天日晚月年次人位间台])\s?$")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
 _MANY = "[个种家款项条人位名岁座城所间门场国]"
 _COMPARED = re.compile(r"=?\s?(?:[-+¥$]?[0-9]|[a-zA-Z](?![A-Za-z]))")
@@ -141,13 +141,13 @@ def _say_slash(shape: Shape) -> str:
         return f"每{UNITS[unit[1]]}"
     if _AMOUNT_BEFORE.search(left) and (_PER.match(right) or (not left[-1:].isdigit() and _PER_COUNT.match(right))):
         return "每"
-    if _COUNT_BEFORE.search(left) and re.match(r"\s?[桌人份间天日月周次位箱盒]", right):
+    if _COUNT_BEFORE.search(left) and re.match(r"\s?[桌人份间天日月周次位箱盒包袋卷件打瓶罐套本]", right):
         return "每"
     if re.search(rf"{_LETTER}\s?$", left) and re.match(rf"\s?{_LETTER}", right):
         if left[-1:] == "和" and right[:1] == "或":
             return ""
         return "" if left[-1:].isascii() and right.strip()[:1].isascii() and left[-1:].isupper() else "或"
-    if left[-1:].isdigit() and right[:1].isdigit():
+    if left[-1:].isdigit() and right[:1].isdigit() and not re.search(":[0-9]{2}$", left):
         return "斜杠"
     return "，" if left[-1:].isalnum() and right[:1].isalnum() else ""
 

@@ -18,7 +18,7 @@ Hz=赫兹|kHz=千赫兹|MHz=兆赫兹|GHz=吉赫兹|W=瓦|kW KW=千瓦|MW=兆瓦
 V=伏|kV=千伏|mV=毫伏|mA=毫安|mAh=毫安时|Ah=安时|Ω=欧姆|dB=分贝|kPa=千帕|hPa=百帕|MPa=兆帕|psi=磅每平方英寸
 kcal=千卡|kJ=千焦|mmHg=毫米汞柱|mmol/L mmol/l=毫摩尔每升|mg/dL mg/dl=毫克每分升|mg/L mg/l=毫克每升|g/L g/l=克每升
 μmol/L µmol/L umol/L=微摩尔每升|ng/mL ng/ml=纳克每毫升|U/L=单位每升|IU iu=国际单位
-bar=巴|kVA=千伏安|N·m Nm=牛米|lm=流明|m/s² m/s2=米每二次方秒
+bar=巴|nits nit=尼特|ct=克拉|′=分|kVA=千伏安|N·m Nm=牛米|lm=流明|m/s² m/s2=米每二次方秒
 min mins=分钟|hr hrs h=小时|sec secs s=秒|ms=毫秒|wk wks=周|yr yrs=年|px=像素|ppm=ppm
 m² m2 m^2 ㎡=平方米|km² km2 ㎢=平方公里|cm² cm2=平方厘米|mm² mm2=平方毫米|ft² ft2 sqft sq_ft sq._ft.=平方英尺
 m³ m3 m^3 ㎥=立方米|cm³ cm3=立方厘米
