@@ -34,7 +34,7 @@ def test_reading(written: str, spoken: str) -> None:
 
 
 def test_the_data_is_there() -> None:
-    assert len(ORDINARY) > 350 and len(KINDS) > 180
+    assert len(ORDINARY) > 900 and len(KINDS) > 240
 
 
 @pytest.mark.parametrize("first", range(0, len(ORDINARY) - 4, 4))

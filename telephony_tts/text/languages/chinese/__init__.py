@@ -330,6 +330,7 @@ CHINESE = reader.Tables(
         "months": dates.say_months,
         "days": dates.say_days,
         "per_unit": lambda shape: UNITS[shape.written],
+        "days_of_year": dates.say_days_of_year,
         "dot_dates": dates.say_dot_dates,
         "years": lambda shape: "到".join(map(zh.digits, shape.groups)),
         "year": lambda shape: zh.digits(shape.written),
@@ -352,6 +353,7 @@ CHINESE = reader.Tables(
         "mixed": _say_mixed(spelled=False),
         "mixed_code": _say_mixed(spelled=True),
         "business": lambda shape: f"{shape.written[0]} to {shape.written[2]}",
+        "trading_day": lambda shape: f"T减{zh.number(shape.groups[0])}",
         "times": lambda shape: f"乘{zh.number(shape.groups[0])}",
         "span": _say_span,
         "comma_money": _say_comma_money,
@@ -385,7 +387,8 @@ CHINESE = reader.Tables(
         ("comma_money", COMMA_MONEY),
         *dates.FORMS,
         ("plain_code", AIRLINER),
-        ("plain_code", re.compile("[0-9]{5,8}(?=期)|[0-9]{3,4}(?:[、,，/][0-9]{3,4}){1,5}(?=号?[室房](?![租贷产屋]))")),
+        ("plain_code", re.compile("[0-9]{5,8}(?=期)|(?<=第)[0-9]{7,20}(?=号)")),
+        ("plain_code", re.compile("[0-9]{3,4}(?:[、,，/][0-9]{3,4}){1,5}(?=号?[室房](?![租贷产屋]))")),
         ("per_unit", re.compile(f"(?<=[每百千万亿]){WRITTEN}")),
         ("code", re.compile(
             r"（0[0-9]{2,3}）[0-9]{3,4}[- ]?[0-9]{3,4}(?![0-9])|0[0-9]{2,3}-[0-9]{5}(?![0-9])"
@@ -426,6 +429,7 @@ CHINESE = reader.Tables(
         ("tyre", re.compile(r"[1-3][0-9]{2}/[2-9][05]\s?Z?R[12][0-9](?:\s[0-9]{2,3}[A-Z])?(?![0-9A-Za-z])")),
         ("codec", re.compile(r"[A-Z]\.[0-9]{3,4}(?![0-9A-Za-z.])")),
         ("business", re.compile("[BCPODGM]2[BCPODGEM](?![A-Za-z0-9])")),
+        ("trading_day", re.compile("T-[0-9](?=[日天交个])")),
         ("times", re.compile(r"(?<=[\u4e00-\u9fff）)])x[0-9]{1,2}(?![0-9A-Za-z])")),
         ("span", re.compile(r"(?:[0-9]{1,2}[A-Z]-[0-9]{1,2}[A-Z]|[A-Z][0-9]{1,3}-[A-Z][0-9]{1,3})(?![A-Za-z0-9])")),
     )),

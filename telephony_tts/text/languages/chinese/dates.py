@@ -14,7 +14,7 @@ _END = r"(?![0-9A-Za-z]|[-/.][0-9])"
 _MERIDIEM = r"(?:[aApP]\.[mM]\.|[aApP]\.?[mM](?![A-Za-z]))"
 _AFTER_CLOCK = re.compile(rf"\s?(?P<meridiem>{_MERIDIEM})|Z|\.[0-9]+|分(?![钟之])")
 _DAY_PART = re.compile(r"(?:上午|下午|晚上|早上|凌晨|中午|傍晚|今晚|明晚|当晚|明早|今早|清晨|午后|夜里)\s?$")
-_WEEKDAY = re.compile("(?:周|星期|礼拜)[一二三四五六]$")
+_WEEKDAY = re.compile("(?:周|星期|礼拜)[一二三四五六日、]{0,6}(?<=[一二三四五六])$")
 """星期三十点 would be heard as thirty o'clock."""
 _MINUTES_BEFORE = re.compile(r"(?:通话|录音|留言|倒计时)(?:时长|时间|持续)?[为是约了:：\s]{0,3}$")
 _DATES_BEFORE = re.compile(
@@ -26,6 +26,7 @@ _PARTS = (("d", "天"), ("h", "小时"), ("m", "分"), ("s", "秒"))
 _LETTERS_OF_TIME = re.compile(r"([0-9]{1,3})\s?(d|h|m|s)")
 
 _MONTH, _DAY = "(?:1[0-2]|0?[1-9])", "(?:3[01]|[12][0-9]|0?[1-9])"
+_TWO_DIGITS = "(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
 FORMS = (
     ("duration_letters", re.compile(
         r"(?=[0-9]{1,3}\s?[dhm])(?:[0-9]{1,3}\s?d)?(?:\s?[0-9]{1,3}\s?(?:hrs?|h))?(?:\s?[0-9]{1,3}\s?(?:mins?|m))?"
@@ -43,8 +44,11 @@ FORMS = (
         rf"(?:1[0-2]|[1-9])\.{_DAY}{TO}(?:1[0-2]|[1-9])\.{_DAY}"
         r"(?![0-9.%]|\s?(?:个?小时|个?月|分|秒|天|年|周|倍|元|米|折|万|公里|[A-Za-z]))"
     )),
+    ("days_of_year", re.compile(rf"{_TWO_DIGITS}{TO}{_TWO_DIGITS}(?![0-9A-Za-z-])")),
     ("month_day", re.compile(
         rf"{_MONTH}\.{_DAY}(?=[日号]|大促|促销|购物节|狂欢|晚会)|(?:0[1-9]-{_DAY}|1[0-2]-0[1-9])(?=日|号|{_END})"
+        rf"|{_MONTH}-{_DAY}(?=\s[0-9]{{1,2}}:[0-9]{{2}})"
+        r"|1[0-2]-(?:[12][0-9]|3[01])(?=送达|签收|到期|截止|发货|到货|入住|离店|前(?!后))"
     )),
     ("years", re.compile(
         rf"[12][0-9]{{3}}年?(?:{TO}|/)(?:[12][0-9]{{3}}|[0-9]{{2}}(?=[学财赛]))(?=年|学年|财年|赛季)"
@@ -128,6 +132,11 @@ def say_months(shape: Shape) -> str:
 def say_days(shape: Shape) -> str:
     """ "2026.1.1-6.30"."""
     return f"{_day(*shape.groups[:3])}到{_day('', *shape.groups[3:])}"
+
+
+def say_days_of_year(shape: Shape) -> str:
+    """ "12-01至12-20"."""
+    return f"{_day('', *shape.groups[:2])}到{_day('', *shape.groups[2:])}"
 
 
 def say_dot_dates(shape: Shape) -> str | None:

@@ -46,7 +46,7 @@ _PER = re.compile(
     "题课局圈克毫学季车班字程轮头棵亩板贴针管对双听扎把枚门场组队匹hms]|[张本打只节](?![人先女小折假需要]))"
 )
 _PER_COUNT = re.compile(
-    r"[0-9]{1,3}(?:\.[0-9])?\s?(?:h|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
+    r"[0-9]{1,3}(?:\.[0-9])?\s?(?:h|min|km|k?g|m[lL]|小时|分钟|公[里斤]|千[米克]|[天日月年次片粒盒人位桌米斤个碗瓶杯串份只张件袋包支根])"
 )
 _COUNT_BEFORE = re.compile(r"(?:[0-9][位瓶杯碗串个盒箱张包片支本只袋卷条粒台套节]|元/[天日晚月年次人位间台])\s?$")
 _PER_UNIT = re.compile(rf"\s?({WRITTEN})")
@@ -149,7 +149,7 @@ def _say_slash(shape: Shape) -> str:
         return "" if left[-1:].isascii() and right.strip()[:1].isascii() and left[-1:].isupper() else "或"
     if left[-1:].isdigit() and right[:1].isdigit() and not re.search(":[0-9]{2}$", left):
         return "斜杠"
-    return "，" if left[-1:].isalnum() and right[:1].isalnum() else ""
+    return "，" if re.search(r"[\w%‰℃]$", left) and right[:1].isalnum() else ""
 
 
 def _say_less(shape: Shape) -> str:
