@@ -11,7 +11,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from telephony_tts.text.unspoken import ARROW, CITATION, DIRECTION, FORMULA, is_citation, plain_formula
+from telephony_tts.text.unspoken import ARROW, CITATION, DIRECTION, FORMULA, UP_OR_DOWN, is_citation, plain_formula
 
 _FOLD_ONE: dict[int, int | str] = {ord(c): chr(ord(c) - 0xFEE0) for c in "＃＄％＆＊＋－．／＝＠＿～"}
 _FOLD_ONE |= {c: c - 0xFEE0 for first, last in ("０９", "ＡＺ", "ａｚ") for c in range(ord(first), ord(last) + 1)}
@@ -77,7 +77,7 @@ _MARK = re.compile(
     | (?P<star>\*)
     | (?P<arrow>{ARROW})
     | (?P<pipe>\|+)
-    | (?P<silent>(?:(?![▲△][¥￥$]?[0-9０-９]|[○◎][をのはがにとやか」×印])[{_SILENT}])+)   # ▲5, ○を: Japanese
+    | (?P<silent>(?:(?!{UP_OR_DOWN}|[▲△][¥￥$]?[0-9０-９]|[○◎][をのはがにとやか」×印])[{_SILENT}])+) # ▲5: Japanese
     )""",
     re.VERBOSE | re.MULTILINE,
 )

@@ -38,7 +38,8 @@ _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3131-\u318e]")
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
 _OTHER_LETTER = re.compile("[\u0370-\u1fff\ua4d0-\uabff\ufb50-\ufdff\ufe70-\ufefc]")
 _ENDED = re.compile(r"[.!?。！？…]\W*\Z")
-_UNREAD = re.compile(r"[~～〜∼*/#_^<>\\|{}]")
+_ARROW = re.compile("[↑↓]")
+_UNREAD = re.compile(rf"[~～〜∼*/#_^<>\\|{{}}]|{_ARROW.pattern}")
 """What no rule has read is silent: an engine would say its name, or stumble."""
 _N_BEFORE = 44
 """Characters before a text that may say how it is read. No rule looks further back."""
@@ -153,7 +154,7 @@ def _spans(text: str, lang: str | None, before: str, codes: set[str] | None) -> 
     said = markdown.strip(before).text if before else ""
     at = 0
     found = [] if language is None else read(clean, language, said, codes)
-    written = clean if language is None or with_digits else _UNREAD.sub(" ", clean)
+    written = (_ARROW if language is None or with_digits else _UNREAD).sub(" ", clean)
     for start, end, spoken in found:
         spans.verbatim(written, at, start)
         spans.reading(start, end, spoken)

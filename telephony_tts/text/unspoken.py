@@ -110,8 +110,11 @@ def _unnested(found: re.Match[str]) -> str:
     return f"√{root}" if root is not None else next(other for other in others if other is not None)
 
 
+UP_OR_DOWN = "(?<![0-9%])[↑↓](?=[0-9])"
+"""More or less than before: "↑5%". A language may have a word for it."""
 ARROW = (
-    r"(?:(?<=[\w)\]\"'”’ ])[-=]{1,2}>(?=[ ]?\w)|[\u2190-\u21ff\u27f0-\u27ff\u2900-\u297f\u27a1\u2b05-\u2b11]\ufe0f?)"
+    rf"(?:(?<=[\w)\]\"'”’ ])[-=]{{1,2}}>(?=[ ]?\w)"
+    rf"|(?!{UP_OR_DOWN})[\u2190-\u21ff\u27f0-\u27ff\u2900-\u297f\u27a1\u2b05-\u2b11]\ufe0f?)"
     r"[ ]?"
 )
 """Between two parts of a line it is a pause."""

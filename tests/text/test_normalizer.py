@@ -53,6 +53,22 @@ def test_a_ratio_of_three_and_colons_as_wide_as_a_character(written: str, lang: 
 
 
 @pytest.mark.parametrize(
+    ("written", "lang", "spoken"),
+    [
+        ("Sales ↑5%.", "en", "Sales five percent."),
+        ("売上↓3。", "ja", "売上三。"),
+        ("売上↓3。", "ja-x-digits", "売上3。"),
+        ("매출 ↑5%", "ko", "매출 오 퍼센트"),
+        ("↑5 Prozent", "de", "5 Prozent"),
+    ],
+)
+def test_an_arrow_before_a_number_is_silent_where_a_language_has_no_word_for_it(
+    written: str, lang: str, spoken: str
+) -> None:
+    assert normalize(written, lang).replace(" ", "") == spoken.replace(" ", "")
+
+
+@pytest.mark.parametrize(
     ("text", "lang"),
     [
         ("Hello there", "en"),
