@@ -373,7 +373,8 @@ CHINESE = reader.Tables(
     signs=say_sign,
     trigger=reader.trigger(
         r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=[每百千万亿])[A-Za-z]|（(?=0[0-9]{2,3}）)"
-        rf"|(?<=[㎡²米户人间])·(?=[年月天日])|[{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
+        r"|(?<=[㎡²米户人间])·(?=[年月天日])"
+        rf"|[↑↓{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
     ),
     forms=reader.Forms((
         ("number", _PLAIN),
