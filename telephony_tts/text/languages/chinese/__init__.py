@@ -330,7 +330,6 @@ CHINESE = reader.Tables(
         "months": dates.say_months,
         "days": dates.say_days,
         "per_unit": lambda shape: UNITS[shape.written],
-        "days_of_year": dates.say_days_of_year,
         "dot_dates": dates.say_dot_dates,
         "years": lambda shape: "到".join(map(zh.digits, shape.groups)),
         "year": lambda shape: zh.digits(shape.written),

@@ -44,7 +44,7 @@ FORMS = (
         rf"(?:1[0-2]|[1-9])\.{_DAY}{TO}(?:1[0-2]|[1-9])\.{_DAY}"
         r"(?![0-9.%]|\s?(?:个?小时|个?月|分|秒|天|年|周|倍|元|米|折|万|公里|[A-Za-z]))"
     )),
-    ("days_of_year", re.compile(rf"{_TWO_DIGITS}{TO}{_TWO_DIGITS}(?![0-9A-Za-z-])")),
+    ("days", re.compile(rf"{_TWO_DIGITS}{TO}{_TWO_DIGITS}(?![0-9A-Za-z-])")),
     ("month_day", re.compile(
         rf"{_MONTH}\.{_DAY}(?=[日号]|大促|促销|购物节|狂欢|晚会)|(?:0[1-9]-{_DAY}|1[0-2]-0[1-9])(?=日|号|{_END})"
         rf"|{_MONTH}-{_DAY}(?=\s[0-9]{{1,2}}:[0-9]{{2}})"
@@ -130,13 +130,9 @@ def say_months(shape: Shape) -> str:
 
 
 def say_days(shape: Shape) -> str:
-    """ "2026.1.1-6.30"."""
-    return f"{_day(*shape.groups[:3])}到{_day('', *shape.groups[3:])}"
-
-
-def say_days_of_year(shape: Shape) -> str:
-    """ "12-01至12-20"."""
-    return f"{_day('', *shape.groups[:2])}到{_day('', *shape.groups[2:])}"
+    """ "2026.1.1-6.30", "12-01至12-20"."""
+    *year, first_month, first_day, month, day = shape.groups
+    return f"{_day(''.join(year), first_month, first_day)}到{_day('', month, day)}"
 
 
 def say_dot_dates(shape: Shape) -> str | None:
@@ -145,7 +141,7 @@ def say_dot_dates(shape: Shape) -> str | None:
     is_dated = _DATES_BEFORE.search(shape.left) or re.match("期间|之间|有效|活动|放假|使用|进行|举[行办]", shape.right)
     if not is_dated or any(day > _DAYS_OF_MONTH[month - 1] for month, day in days):
         return None
-    return "到".join(f"{zh.cardinal(month)}月{zh.cardinal(day)}日" for month, day in days)
+    return say_days(shape)
 
 
 def say_short_year(shape: Shape) -> str | None:
