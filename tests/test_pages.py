@@ -48,7 +48,7 @@ def test_all_rows_of_a_table_have_as_many_cells(page: Path) -> None:
 def test_the_tables_of_the_pages_are_seen() -> None:
     assert {page.name for page in PAGES} >= {"PROTOCOL.md", "README.md", "asterisk.md"}
     of_protocol = list(tables((ROOT / "PROTOCOL.md").read_text(encoding="utf-8")))
-    assert len(of_protocol) > 20 and any("`peer_error`" in row for table in of_protocol for _, row in table)
+    assert len(of_protocol) > 20 and any("`message_fragments`" in row for table in of_protocol for _, row in table)
     odd = "| a | b |\n|---|---|\n| `x|y` | z |\n| `x\\|y` | z |\n```\n| no table |\n```\n"
     assert [n_cells(row) for table in tables(odd) for _, row in table] == [2, 2, 3, 2]
 
