@@ -393,6 +393,8 @@ def test_elevenlabs_examples_are_read_and_written(kind: str, suffix: str) -> Non
             said += [wire[0].decode() for wire in wires if not isinstance(wire, CloseSocket)]
     assert said == examples(f"json elevenlabs{suffix}-out")
     assert steps[:2] == [Configure(speed=1.1), Text("Hi. ", "1")]
+
+
 def test_dashscope_examples_are_read_and_written() -> None:
     run, text, flush, finish, cancel = (line.encode() for line in examples("json dashscope-in"))
     said: list[tuple[str, bool]] = []
@@ -427,6 +429,8 @@ def test_dashscope_examples_are_read_and_written() -> None:
     do(cancelled, run)
     do(cancelled, cancel)
     assert steps[-1] == messages.Clear("1") and '"task-finished"' in said[-1][0]
+
+
 def without_ids(payload: str | bytes) -> dict[str, Any]:
     """A message of a vendor's protocol without what each connection invents."""
     text = payload if isinstance(payload, str) else payload.decode()
@@ -476,6 +480,8 @@ def test_deepgram_flux_examples_are_read_and_written() -> None:
     got += [without_ids(step.wire[0]) for step in failed if isinstance(step, Reply)]
     got += answers(dialect, close)
     assert got == [without_ids(line) for line in examples("json deepgram-flux-out")]
+
+
 def steps_of(dialect: VendorDialect, kind: str) -> list[Step]:
     """What all the examples of a kind ask for."""
     return [step for line in examples(kind) for step in dialect.decode(line.encode(), True)]
