@@ -504,7 +504,7 @@ def test_cartesia_examples_are_read_and_written() -> None:
     said += [step.wire[0].decode() for step in dialect.decode(end.encode(), True) if isinstance(step, Reply)]
     for step in dialect.decode(text.replace('"t1"', '"t2"').encode(), True):
         if isinstance(step, Configure):
-            said += lines_of(dialect.event(messages.ErrorEvent("unknown_voice", "there is no voice nobody")))
+            said += lines_of(dialect.event(messages.ErrorEvent("unknown_voice", "there is no voice unknown-name")))
     assert said == examples("json cartesia-out")
 
 
