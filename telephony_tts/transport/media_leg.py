@@ -251,7 +251,7 @@ class VonageLeg(MediaLeg):
 
 
 class NativeLeg(MediaLeg):
-    """A media process that handles the telephone call itself (PROTOCOL.md §9.4)."""
+    """A media process that handles the telephone call itself (docs/protocol/native-media.md §9.4)."""
 
     kind = "native"
 

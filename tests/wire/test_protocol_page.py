@@ -614,7 +614,7 @@ def test_every_section_quoted_exists() -> None:
     sections = {number for _, number in _NUMBERED.findall(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
     assert len(quoted) > 30
-    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs")
+    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "torture", "configs", "docs")
     files = [*ROOT.glob("*.md"), *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
     for path in files:
         if path.suffix in (".py", ".md", ".yaml"):
@@ -622,6 +622,9 @@ def test_every_section_quoted_exists() -> None:
             # "PROTOCOL.md §4 and §5", "[PROTOCOL.md](PROTOCOL.md) §9.4"
             for quote in re.findall(r"PROTOCOL\.md(?:\]\([^)]*\))?,? (§[\d.]+(?:(?:, | and )§[\d.]+)*)", text):
                 quoted |= {number.rstrip(".") for number in re.findall(r"§([\d.]+)", quote)}
+            for page, number in re.findall(r"docs/protocol/([\w-]+\.md) §(\d+(?:\.\d+)?)", text):
+                on_that_page = _NUMBERED.findall(TEXTS[FOLDER / page])
+                assert number in {found for _, found in on_that_page}, f"{path}: {page} §{number}"
     assert quoted - sections == set()
 
 
