@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol_index import FOLDER, INDEX, PAGES, sections, with_contents
 
 import telephony_tts.wire as wire_package
 from telephony_tts.doors.asterisk.codec import AsteriskCodec
@@ -47,15 +47,11 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorDialect, VendorEvent, VendorOptions
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "protocol"
-INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
-PAGES = (ROOT / "PROTOCOL.md", *(page for page in sorted(FOLDER.glob("*.md")) if page.name != "README.md"))
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 PAGE = "\n".join(TEXTS.values())
 """The pages as one text: a section has its number on one of them only."""
 MAX_BYTES_OF_THE_FIRST_PAGE = 30_000
 
-_NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
@@ -611,7 +607,7 @@ def test_the_errors_of_http_are_those_of_the_code() -> None:
 
 
 def test_every_section_quoted_exists() -> None:
-    sections = {number for _, number in _NUMBERED.findall(PAGE)}
+    known = {number for number, _ in sections(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
     assert len(quoted) > 30
     folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "torture", "configs", "docs")
@@ -623,25 +619,21 @@ def test_every_section_quoted_exists() -> None:
             for quote in re.findall(r"PROTOCOL\.md(?:\]\([^)]*\))?,? (§[\d.]+(?:(?:, | and )§[\d.]+)*)", text):
                 quoted |= {number.rstrip(".") for number in re.findall(r"§([\d.]+)", quote)}
             for page, number in re.findall(r"docs/protocol/([\w-]+\.md) §(\d+(?:\.\d+)?)", text):
-                on_that_page = _NUMBERED.findall(TEXTS[FOLDER / page])
-                assert number in {found for _, found in on_that_page}, f"{path}: {page} §{number}"
-    assert quoted - sections == set()
+                on_that_page = {found for found, _ in sections(TEXTS[FOLDER / page])}
+                assert number in on_that_page, f"{path}: {page} §{number}"
+    assert quoted - known == set()
 
 
 def test_the_index_has_each_section_once_and_in_order() -> None:
-    entries = re.findall(r"^ *- \[(\d[^]]*)\]\(([^)]+)\)$", INDEX, re.MULTILINE)
-    expected = []
-    for page, text in TEXTS.items():
-        href = os.path.relpath(page, FOLDER)
-        for heading, number in _NUMBERED.findall(text):
-            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert entries == [entry for _, entry in sorted(expected)]
-    assert len(expected) == len({tuple(number) for number, _ in expected}), "two sections have the same number"
+    index = INDEX.read_text(encoding="utf-8")
+    assert index == with_contents(index), "run python tests/wire/protocol_index.py"
+    numbers = [number for number, _ in sections(PAGE)]
+    assert len(numbers) == len(set(numbers)), "two sections have the same number"
 
 
 def test_every_page_is_linked_from_the_first_one_or_from_the_index() -> None:
-    linked = set(re.findall(r"\]\((?:docs/protocol/)?([\w-]+\.md)", TEXTS[ROOT / "PROTOCOL.md"] + INDEX))
+    linking = TEXTS[ROOT / "PROTOCOL.md"] + INDEX.read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((?:docs/protocol/)?([\w-]+\.md)", linking))
     assert {page.name for page in FOLDER.glob("*.md")} - linked == set()
     assert {f"{dialect}.md" for dialect in _DIALECTS} - linked == set()
 
