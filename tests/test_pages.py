@@ -14,6 +14,7 @@ FOLDERS = (
     "telephony_tts", "sip_bridge", "tests", "benchmarks", "docs", "configs", "docker", "deploy", "examples", "torture",
 )  # fmt: skip
 _PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|md|yaml|xml|conf|onnx|json)\b(?!\.\w)")
+MAX_BYTES_OF_THE_CHANGELOG = 12_000
 _SEPARATOR = re.compile(r"\|( *:?-+:? *\|)+")
 
 
@@ -51,6 +52,11 @@ def test_the_tables_of_the_pages_are_seen() -> None:
     assert len(of_protocol) > 20 and any("`message_fragments`" in row for table in of_protocol for _, row in table)
     odd = "| a | b |\n|---|---|\n| `x|y` | z |\n| `x\\|y` | z |\n```\n| no table |\n```\n"
     assert [n_cells(row) for table in tables(odd) for _, row in table] == [2, 2, 3, 2]
+
+
+def test_the_changelog_stays_a_release_note() -> None:
+    """A merge with a branch that adds to an older one can bring its text back."""
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= MAX_BYTES_OF_THE_CHANGELOG
 
 
 def anchors(page: str) -> set[str]:
