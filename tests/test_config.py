@@ -300,8 +300,8 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (b"server: {port: 1", "line 1, column 17: not YAML"),
         (
             b"- a\n- b\n",
-            "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, vendors, sounds, "
-            "lexicons, keys, experiments, recordings, log, tracing, asterisk, genesys, plivo, twilio, vonage), "
+            "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, vendors, "
+            "sounds, lexicons, keys, experiments, recordings, log, tracing, asterisk, genesys, plivo, twilio, vonage), "
             "found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
