@@ -1,4 +1,4 @@
-"""Bots that speak by HTTP requests that join a telephone call (PROTOCOL.md §12.5), with a carrier at the other end."""
+"""Bots whose HTTP requests join a telephone call (docs/protocol/http-calls.md §12.5); a carrier is at the other end."""
 
 from __future__ import annotations
 

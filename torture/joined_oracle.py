@@ -1,4 +1,4 @@
-"""What a caller may hear of HTTP requests that join the call (PROTOCOL.md §12.5). No I/O.
+"""What a caller may hear of HTTP requests that join the call (docs/protocol/http-calls.md §12.5). No I/O.
 
 Each request has a letter of its own, so its frames tell it. `frame`, `media_clear` and `player` are what the telephone
 side of a carrier uses.

@@ -1,4 +1,4 @@
-"""What sounds have to do, by PROTOCOL.md §6.16: sounds under the speech, and sounds that have an address. No I/O."""
+"""What sounds have to do (docs/protocol/sounds.md §6.16): under the speech, and those that have an address. No I/O."""
 
 from __future__ import annotations
 

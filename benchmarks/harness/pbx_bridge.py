@@ -171,7 +171,7 @@ def _number(frame: bytes) -> int | None:
 
 
 class _ServerEnd:
-    """The server's end of a connection of the bridge: as much of PROTOCOL.md §9.4 as the measurement needs."""
+    """The server's end of a bridge's connection: what the measurement needs of docs/protocol/native-media.md §9.4."""
 
     def __init__(self, connection: socket.socket, on_start: Callable[[str, _ServerEnd], _Call]) -> None:
         self._socket = connection

@@ -152,7 +152,7 @@ class HttpBot:
                     response.add_silence(FRAMES_AT_ONCE * self.call.session.settings.ptime_ms)
                 self._forget(turn)
             case m.ErrorEvent("too_many_marks"):
-                pass  # it concerns a mark of SSML, of which nobody is told
+                pass  # about a mark of SSML, which an HTTP client is not told of
             case m.ErrorEvent():
                 self._fail(event)
 

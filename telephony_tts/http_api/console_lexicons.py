@@ -1,7 +1,7 @@
 """The lexicons in the console: read them, test a sentence with a text that is not saved yet, and save it.
 
-Whoever has a token reads those that its key may use. Only supervisors test and save a text: to compile it may take
-seconds, in which other calls wait.
+A client with a token reads the lexicons that its key may use. Only supervisors test and save a text: to compile it
+may take seconds, in which other calls wait.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ConsoleLexicons:
         return JSONResponse({"text": text, "version": version_of(text)}, headers=_NO_STORE)
 
     async def _save(self, name: str, wanted: EditedLexicon, request: Request) -> Response:
-        """Write the file, if the server can use it and nobody else has changed it. Calls that begin now use it."""
+        """Write the file, if the server can use it and no other client has changed it. Calls that begin now use it."""
         need_supervisor(request)
         if not self._has(name):
             _absent(name)

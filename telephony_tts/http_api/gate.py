@@ -1,7 +1,7 @@
 """What every HTTP request passes first: the call it joins, the page it comes from, its key, and its body's size and
 speed.
 
-A request that is refused here has its body unread. So nobody without a key makes the server store one.
+A request that is refused here has its body unread. So a client without a key cannot make the server store a body.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class ResponseLeg:
                 self.send_gathered()
                 self._waiting.put_nowait(_ENDED)
             case m.ErrorEvent("too_many_marks"):
-                pass  # it concerns a mark of SSML, of which nobody is told
+                pass  # about a mark of SSML, which an HTTP client is not told of
             case m.ErrorEvent(code, message):
                 error = EngineError(message, code=code, retryable=event.retryable, retry_after_ms=event.retry_after_ms)
                 self._waiting.put_nowait(error)

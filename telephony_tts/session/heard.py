@@ -74,7 +74,7 @@ def has_keys(turn: Turn, begin: int, end: int) -> bool:
 
 
 def tones_end(turn: Turn, position: int) -> int:
-    """The sample at which the last tones in the audio end that were heard by `position`. 0 if there are none."""
+    """The sample at which the last tones in the audio end that were heard by `position`; else 0."""
     return max(
         (
             part.end_sample for part in turn.parts

@@ -63,7 +63,7 @@ class TurnMark:
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody waits for its end."""
+        """Whether it is the server's own: it is not of the bot, and no tones follow it."""
         return self.name is None and self.digits is None
 
 

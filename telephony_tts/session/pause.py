@@ -87,7 +87,7 @@ class SpeechPause:
         self.on_hold = is_on
         self._sender.is_held = is_on or self.is_on
         if not is_on:
-            # A turn that has waited begins now; its wait is nobody's latency.
+            # A turn that has waited begins now; its wait counts as no latency.
             self._sender.media_end_ns = max(self._sender.media_end_ns, now_ns)
             if self.is_on and self._reason == "hold":
                 self.end()

@@ -59,7 +59,7 @@ class Playout:
         return self.t0_ns + (self.n_sent - self.n_sent % self.frames_per_bulk) * self.ptime_ns - self.first_lead_ns
 
     def resume_at(self, now_ns: int) -> int:
-        """A missing frame has come: move the schedule by the gap and return the gap (0 if there is none)."""
+        """A missing frame has come: move the schedule by the gap and return the gap (0 without a gap)."""
         gap_ns = now_ns - self.due_ns()
         if gap_ns <= 0:
             return 0

@@ -299,7 +299,7 @@ class Session:
 
     @property
     def caller_format(self) -> tuple[str, int]:
-        """The codec and the rate of the caller's audio: those of the media leg, or of our speech if there is none."""
+        """The codec and the rate of the caller's audio: those of the media leg, or of our speech without one."""
         return self.inbound.source or (self.settings.codec, self.settings.rate_hz)
 
     def attach_media(

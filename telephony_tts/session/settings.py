@@ -93,7 +93,7 @@ class BargeInSettings:
 class CallerSettings:
     """The section `caller`: what the bot is told of the caller. A bot may choose otherwise for its call.
 
-    After `silent_ms` in which nobody spoke the bot is told, and again at each multiple of it; 0 is never.
+    After `silent_ms` in which neither side spoke the bot is told, and again at each multiple of it; 0 is never.
     `answering_machine`: the bot is told that a machine answers. After `no_audio_ms` without the caller's audio the bot
     is warned, if speech is played; 0 is never.
     """
@@ -167,7 +167,7 @@ class SessionSettings(SpeechSettings):
     that has all its text is no longer paced when another waits behind it. `patience_ms` is how much later than a call's
     the deadlines of its utterances are: a file can wait, a caller cannot. Late audio puts no silence into a file.
     `control_tokens` are passed to the engine as they stand in the text. `lexicon` has the lexicons of the server, None
-    if there are none.
+    without any.
     """
 
     session: str = "s"

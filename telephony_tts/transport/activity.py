@@ -17,7 +17,7 @@ _MOST_SAID_CHARS = 300
 
 def activity(registry: Registry, catalog: EngineCatalog, now_ns: int) -> dict[str, Any]:
     """The calls of this process without its HTTP requests, and the engines by name. With the name of each call's key,
-    and with what is said: whoever shows it to a person removes what the person may not know."""
+    and with what is said: before a person sees it, what that person may not know must be removed."""
     return {
         "calls": [_told(call, now_ns) for call in registry.calls() if not call.over and call.kind != "http"],
         "engines": {

@@ -422,7 +422,7 @@ class Call:
             self._end_bot()
 
     def _end_bot(self) -> None:
-        """End the bot's leg, once. What is written later of a recording is told to nobody."""
+        """End the bot's leg, once. Later news of a recording reaches no bot."""
         assert self._end is not None
         if self.bot is not None and self._encode_bot is not None:
             self._encode_bot = None
@@ -867,7 +867,7 @@ class Call:
             self.crash()
 
     def _hand_over(self, run: UtteranceRun, reason: Reason, why: str = "") -> bool:
-        """Let the next engine speak what is left of an utterance. False if there is none."""
+        """Let the next engine speak what is left of an utterance. False without another engine."""
         failover, voice, utterance = self._catalog.failover, run.speaker, run.utterance
         if failover is None or voice is None or self.over or self._runs.get(utterance.id) is not run:
             return False
@@ -890,7 +890,7 @@ class Call:
         return True
 
     def _go_on(self, run: UtteranceRun, lost: ReplicaLost) -> bool:
-        """Let another replica of the same engine speak what is left of an utterance. False if there is none."""
+        """Let another replica of the same engine speak what is left of an utterance. False without another replica."""
         utterance, chosen = run.utterance, run.chosen
         if chosen is None or self.over or self._runs.get(utterance.id) is not run or run.n_lost >= _MOST_LOST:
             return False

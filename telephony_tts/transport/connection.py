@@ -402,16 +402,16 @@ class DialledConnection(DirectConnection, ClientConnection):
 class Dial(connect):
     """Connects to a peer when it is awaited, as `websockets.asyncio.client.connect` does.
 
-    No redirect is followed. Otherwise whoever answers could send this machine, which stands in the operator's network,
-    to hosts that the configuration does not name.
+    No redirect is followed. Otherwise the peer that answers could send this machine, which stands in the operator's
+    network, to hosts that the configuration does not name.
     """
 
     def __init__(self, url: str, **how: Any) -> None:
         super().__init__(url, create_connection=DialledConnection, compression=None, proxy=None, **how)
 
     async def open_tcp_connection(self) -> ClientConnection:
-        """Look the name up first, and try its addresses one after the other. uvloop's own lookup goes on when nobody
-        waits for the connection any more, and logs a traceback if it fails then."""
+        """Look the name up first, and try its addresses one after the other. uvloop's own lookup goes on after
+        the wait for the connection has ended, and logs a traceback if it fails then."""
         loop, port = asyncio.get_running_loop(), self.ws_uri.port
         found = await loop.getaddrinfo(self.ws_uri.host, port, type=socket.SOCK_STREAM)
         *earlier, last = [str(address[0]) for *_, address in found]

@@ -122,7 +122,7 @@ class Fronts(Protocol):
         """Of this front."""
 
     def owner(self, call_id: str) -> str | None:
-        """The front that has claimed the call, which may be this one. None: nobody. Raises ClaimFailed."""
+        """The front that has claimed the call, which may be this one. None: no front. Raises ClaimFailed."""
 
     def claim(self, call_id: str) -> str | None:
         """Claim the call for this front until `release`. Each claim needs its release. Returns the other front that has
@@ -132,7 +132,7 @@ class Fronts(Protocol):
         """Undo one `claim`. After the last one the id is free."""
 
     def better(self) -> str | None:
-        """Another front that should take a new connection in place of this one. None if there is none."""
+        """Another front that should take a new connection in place of this one, or None."""
 
     def publish(self, load: FrontLoad) -> None:
         """Tell the other fronts what this one does."""
@@ -150,7 +150,7 @@ class Fronts(Protocol):
 
         Raises FrontGone, with `sock` still open, if the other front has ended; with `may_stay` it raises FrontSilent,
         with `sock` still open, if the other front does not answer within 250 ms. Raises OSError or TimeoutError if it
-        did not confirm: then the connection is shut down, because nobody knows whether it has been taken."""
+        did not confirm: then the connection is shut down, because it may or may not have been taken."""
 
     def publish_use(self, use: Mapping[str, Mapping[str, float]]) -> None:
         """Tell the other fronts what the keys use here, and what the calls of each arm of an experiment were like. What

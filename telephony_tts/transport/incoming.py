@@ -80,7 +80,7 @@ class OnePerRound:
 
 class BeforeTls(asyncio.Protocol):
     """Gives away the socket of a connection that was just accepted, and the peer's address. A listener of asyncio that
-    has TLS would tell of it only after the handshake, so nobody could bound the number of those before it."""
+    has TLS would tell of it only after the handshake, so the number of connections before it could not be bounded."""
 
     def __init__(self, take: Callable[[socket.socket, str], object]) -> None:
         self._take = take
@@ -114,7 +114,7 @@ class IncomingConnection(asyncio.Protocol):
         self.moved = moved
         self._route = route
         self._is_decided = False
-        """The head is complete. What comes now belongs to whoever serves it."""
+        """The head is complete. What comes now belongs to the server of the request."""
         self._may_stay = False
         self.stays = False
         """It could not be moved only to spread the load, so that is not tried again."""
@@ -186,7 +186,7 @@ class IncomingConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         if self._is_decided:
-            # The request waits. Whoever gets it reads on, and finds the end too. TLS has no half-closed connections.
+            # The request waits. Its server reads on, and finds the end too. TLS has no half-closed connections.
             return not self.is_tls
         if not self._bytes:
             return None

@@ -14,7 +14,7 @@ from telephony_tts.transport.turn_traces import CallTraces
 from telephony_tts.wire import messages as m
 
 _INTERRUPTIONS = ("clear", "barge_in")
-"""Why a turn is cleared that somebody interrupts. The other reasons are ends of the call."""
+"""The reasons of a `cleared` that are interruptions. The other reasons are ends of the call."""
 
 
 class Journal:

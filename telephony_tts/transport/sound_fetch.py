@@ -69,7 +69,7 @@ class SoundAddress:
 
     @property
     def names_the_machine(self) -> bool:
-        """Whether the host is an IP address or localhost, so that whoever allowed it meant that machine."""
+        """Whether the host is an IP address or localhost, so that the operator who allowed it meant that machine."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:

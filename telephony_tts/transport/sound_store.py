@@ -70,7 +70,7 @@ class SoundStore:
         return StoredSound(self, name)
 
     async def load(self, name: str, rate_hz: int) -> Sound:
-        """The sound at `rate_hz`. Raises SoundError if there is none of this name, if its file cannot be played, or if
+        """The sound at `rate_hz`. Raises SoundError if no sound has this name, if its file cannot be played, or if
         it is not there in time."""
         loading = self._loading.get((name, rate_hz))
         if loading is None:

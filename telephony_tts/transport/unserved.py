@@ -28,8 +28,8 @@ _PIECE_S = 0.001
 class UnservedConnections:
     """At most `most` connections. One more drops the oldest of the network that has the most of them.
 
-    So a crowd from one network keeps nobody else waiting. A crowd from many networks, or from that of a client, drops
-    the client's connection only if `most` of its own are opened while the client sends its head.
+    So a crowd from one network keeps no client of another one waiting. A crowd from many networks, or from that of a
+    client, drops the client's connection only if it opens `most` connections while the client sends its head.
     """
 
     def __init__(self, most: int | None = None) -> None:

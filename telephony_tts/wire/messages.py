@@ -91,8 +91,8 @@ class Configure:
     `inbound_rate_hz` are its codec and rate, by default those of the media leg. `barge_in`, "on" or "off", decides
     whether the caller's voice interrupts: after `min_speech_ms` of speech, and not in the first `hold_off_ms` of the
     server's speech. The next four are those of `BargeInSettings`. `words`, "on" or "off": send the words of each
-    sentence. After `caller_silent_ms` in which nobody spoke the bot gets `CallerSilent`; 0 is never. `dtmf`, "auto",
-    "message" or "tones", is how the bot's tones get to the telephone. `answering_machine`, "on" or "off": tell
+    sentence. After `caller_silent_ms` in which neither side spoke the bot gets `CallerSilent`; 0 is never. `dtmf`,
+    "auto", "message" or "tones", is how the bot's tones get to the telephone. `answering_machine`, "on" or "off": tell
     the bot that a machine answers. `text_type` is "text", "ssml", or "auto": SSML if a turn begins with <speak>.
     `thinking` is "silent" or "spoken": what stands between <think> and </think>.
     `lexicon` maps what the bot writes to how it is spoken, in place of what was sent before.

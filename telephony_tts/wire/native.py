@@ -284,7 +284,7 @@ class NativeCodec:
 
 
 def _traceparent(f: Fields) -> str | None:
-    """None if there is none, or if it cannot be read: a mistake in it must not cost the bot its speech."""
+    """None if it is missing or cannot be read: a mistake in it must not cost the bot its speech."""
     value = f.get("traceparent")
     return traceparent(value) if isinstance(value, str) else None
 

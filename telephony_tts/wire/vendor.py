@@ -135,7 +135,7 @@ def to_wire(message: Mapping[str, Any]) -> Wire:
 
 
 def query_of(target: str) -> dict[str, str]:
-    """The options in a request target. The last of a repeated option counts; with too many there are none."""
+    """The options in a request target. The last of a repeated option counts; with too many, all are dropped."""
     try:
         query = target.partition("?")[2].partition("#")[0]
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_OPTIONS)

@@ -291,7 +291,7 @@ def test_a_fault_at_any_time_ends_the_recording_and_nothing_else(
 
 
 def test_the_reasons_of_an_end_are_those_of_the_page() -> None:
-    page = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/protocol/recordings.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if "with `ended`: `stopped`" in line)
     told = re.findall(r"`(\w+)`", row.partition("with `ended`:")[2])
     assert tuple(told) == metrics.RECORDING_ENDS

@@ -374,7 +374,7 @@ def test_another_replica_goes_on_from_the_next_word_with_the_same_voice(fallback
             await stage.over()
             assert [utterance.text for utterance in engines[0].asked] == [TEXT, "hij klmno pqr stuv wxyz"]
             assert {utterance.voice for utterance in engines[0].asked} == {"one-voice"} and not engines[1].asked
-            # The word that was broken off when a part of it was sent already is said again (PROTOCOL.md 6.14).
+            # A word that was broken off after a part of it was sent is said again (docs/protocol/failover.md §6.14).
             assert "".join(stage.heard.split()) in ("".join(TEXT.split()), "abcdefghihijklmnopqrstuvwxyz")
             assert stage.engines_of(m.Done) == stage.engines_of(m.SentenceSpoken) == [["one", "one#2"]]
             assert not stage.leg.got(m.ErrorEvent)

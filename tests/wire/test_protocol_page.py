@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol_index import FOLDER, INDEX, PAGES, sections, with_contents
 
 import telephony_tts.wire as wire_package
 from telephony_tts.doors.asterisk.codec import AsteriskCodec
@@ -46,18 +47,16 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorDialect, VendorEvent, VendorOptions
 
 ROOT = Path(__file__).parents[2]
-DIALECT_PAGES = sorted((ROOT / "docs" / "protocol").glob("*.md"))
-TEXTS = {page.relative_to(ROOT): page.read_text(encoding="utf-8") for page in (ROOT / "PROTOCOL.md", *DIALECT_PAGES)}
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 PAGE = "\n".join(TEXTS.values())
 """The pages as one text: a section has its number on one of them only."""
+MAX_BYTES_OF_THE_FIRST_PAGE = 30_000
 
-_NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
     "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
-_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices", "http-calls", "vendor-http")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -88,11 +87,10 @@ def transcripts(sign: str) -> list[str]:
 
 
 def section(heading: str) -> str:
-    """The text from `heading` to the next one of its level or above."""
-    level = heading.split(" ")[0]
-    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    """The text from the heading, given without its signs, to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n", PAGE, re.MULTILINE)
     assert found is not None, heading
-    return found[1]
+    return re.split(rf"^#{{1,{len(found[1])}}} ", PAGE[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def first_column(text: str) -> list[str]:
@@ -102,8 +100,9 @@ def first_column(text: str) -> list[str]:
 
 
 def _headings(part: int) -> list[tuple[str, str]]:
-    """The type and the heading of each message with a section in part 4 or 5."""
-    return [(h[1], h[0]) for h in re.findall(rf"^(### {part}\.\d+ `(\w+)`)$", PAGE, re.MULTILINE)]
+    """The type and the heading of each message with a section in part 4 or 5, in the order of their numbers."""
+    found = re.findall(rf"^#+ ({part}\.(\d+) `(\w+)`)$", PAGE, re.MULTILINE)
+    return [(kind, heading) for heading, _, kind in sorted(found, key=lambda one: int(one[1]))]
 
 
 # ---------------------------------------------------------------------- examples
@@ -200,7 +199,7 @@ def test_the_complete_call_keeps_the_guarantees() -> None:
     """§6.1 on the recorded call: each turn and each mark ends once, and the frames are those of the turns' audio."""
     lines = [
         line
-        for info, body in _BLOCK.findall(section("## A complete call"))
+        for info, body in _BLOCK.findall(section("10.2 A complete call"))
         if info == "text session"
         for line in body.splitlines()
     ]
@@ -390,6 +389,8 @@ def test_elevenlabs_examples_are_read_and_written(kind: str, suffix: str) -> Non
             said += [wire[0].decode() for wire in wires if not isinstance(wire, CloseSocket)]
     assert said == examples(f"json elevenlabs{suffix}-out")
     assert steps[:2] == [Configure(speed=1.1), Text("Hi. ", "1")]
+
+
 def test_dashscope_examples_are_read_and_written() -> None:
     run, text, flush, finish, cancel = (line.encode() for line in examples("json dashscope-in"))
     said: list[tuple[str, bool]] = []
@@ -424,6 +425,8 @@ def test_dashscope_examples_are_read_and_written() -> None:
     do(cancelled, run)
     do(cancelled, cancel)
     assert steps[-1] == messages.Clear("1") and '"task-finished"' in said[-1][0]
+
+
 def without_ids(payload: str | bytes) -> dict[str, Any]:
     """A message of a vendor's protocol without what each connection invents."""
     text = payload if isinstance(payload, str) else payload.decode()
@@ -473,6 +476,8 @@ def test_deepgram_flux_examples_are_read_and_written() -> None:
     got += [without_ids(step.wire[0]) for step in failed if isinstance(step, Reply)]
     got += answers(dialect, close)
     assert got == [without_ids(line) for line in examples("json deepgram-flux-out")]
+
+
 def steps_of(dialect: VendorDialect, kind: str) -> list[Step]:
     """What all the examples of a kind ask for."""
     return [step for line in examples(kind) for step in dialect.decode(line.encode(), True)]
@@ -495,7 +500,7 @@ def test_cartesia_examples_are_read_and_written() -> None:
     said += [step.wire[0].decode() for step in dialect.decode(end.encode(), True) if isinstance(step, Reply)]
     for step in dialect.decode(text.replace('"t1"', '"t2"').encode(), True):
         if isinstance(step, Configure):
-            said += lines_of(dialect.event(messages.ErrorEvent("unknown_voice", "there is no voice nobody")))
+            said += lines_of(dialect.event(messages.ErrorEvent("unknown_voice", "there is no voice unknown-name")))
     assert said == examples("json cartesia-out")
 
 
@@ -536,7 +541,11 @@ def test_every_message_and_event_has_its_section() -> None:
 
 
 def test_the_options_are_those_of_the_code() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("## 3. Options"), re.MULTILINE)
+    table = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
+    rows = table.findall(section("3. Options"))
+    (others,) = re.findall(r"are options too, .+? except (.+?)\.$", section("3. Options"), re.MULTILINE | re.DOTALL)
+    only_fields = re.findall(r"`(\w+)`", others)
+    rows += [row for row in table.findall(section("4.9 `config`")) if row[0] not in only_fields]
     attributes = {field.name for field in fields(StreamOptions)} - {"unknown"}
     assert {"rate_hz" if name == "rate" else name for name, _ in rows} == attributes
     for name, values in rows:
@@ -558,7 +567,7 @@ def test_every_code_the_codecs_and_error_classes_use_is_in_the_table() -> None:
     assert {"bad_json", "unknown_type", "text_too_long", "bad_order", "unsupported_codec"} <= used
     used |= {e.code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.TelephonyTTSError)}
     used -= {errors.ConfigError.code}  # raised before there is a wire
-    listed = first_column(section("### 8.1 Errors"))
+    listed = first_column(section("8.1 Errors"))
     assert used - set(listed) == set()
     assert len(listed) == len(set(listed))
 
@@ -567,28 +576,28 @@ def test_every_code_in_the_package_is_in_its_table() -> None:
     root = Path(wire_package.__path__[0]).parent
     source = "".join(path.read_text() for path in sorted(root.rglob("*.py")))
     refused = set(re.findall(r'\bErrorEvent\(\s*"(\w+)"', source))
-    assert refused - set(first_column(section("### 8.1 Errors"))) == set()
+    assert refused - set(first_column(section("8.1 Errors"))) == set()
     warned = set(re.findall(r'\b(?:WarningEvent|warn)\(\s*"(\w+)"', source))
-    assert warned - set(first_column(section("### 8.2 Warnings"))) == set()
+    assert warned - set(first_column(section("8.2 Warnings"))) == set()
 
 
 def test_the_limits_are_those_of_the_session() -> None:
-    names = first_column(section("## 7. Limits"))
+    names = first_column(section("7. Limits"))
     of_speech = {"pause_chars", "resume_chars", "pending_marks"}
     ours = {field.name for field in fields(CallLimits)} | of_speech | {"message_bytes", "message_fragments"}
     assert set(names) == ours
-    assert f"empty ones included: {MAX_FRAGMENTS} |" in section("## 7. Limits")
+    assert f"empty ones included: {MAX_FRAGMENTS} |" in section("7. Limits")
     ready = next(json.loads(line) for line in examples("json server") if '"ready"' in line)
     assert set(ready["limits"]) <= set(names)
 
 
 def test_the_limits_of_a_request_are_those_of_its_reader() -> None:
     told = f"{MAX_LINE_BYTES:,} bytes a line, {MAX_HEADERS} headers, {MAX_HEAD_BYTES:,} bytes in all"
-    assert told in section("### 2.3 Answers to the handshake")
+    assert told in section("2.3 Answers to the handshake")
 
 
 def test_the_errors_of_http_are_those_of_the_code() -> None:
-    table = section("## 12.1 HTTP: `/tts/stream`").partition("| status |")[2]
+    table = section("12.1 HTTP: `/tts/stream`").partition("| status |")[2]
     told = {
         code: int(status)
         for status, codes in re.findall(r"^\| (\d+) \| (`[^|]+) \|", table, re.MULTILINE)
@@ -598,10 +607,10 @@ def test_the_errors_of_http_are_those_of_the_code() -> None:
 
 
 def test_every_section_quoted_exists() -> None:
-    sections = {number for _, number in _NUMBERED.findall(PAGE)}
+    known = {number for number, _ in sections(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
     assert len(quoted) > 30
-    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs")
+    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "torture", "configs", "docs")
     files = [*ROOT.glob("*.md"), *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
     for path in files:
         if path.suffix in (".py", ".md", ".yaml"):
@@ -609,24 +618,33 @@ def test_every_section_quoted_exists() -> None:
             # "PROTOCOL.md §4 and §5", "[PROTOCOL.md](PROTOCOL.md) §9.4"
             for quote in re.findall(r"PROTOCOL\.md(?:\]\([^)]*\))?,? (§[\d.]+(?:(?:, | and )§[\d.]+)*)", text):
                 quoted |= {number.rstrip(".") for number in re.findall(r"§([\d.]+)", quote)}
-    assert quoted - sections == set()
+            for page, number in re.findall(r"docs/protocol/([\w-]+\.md) §(\d+(?:\.\d+)?)", text):
+                on_that_page = {found for found, _ in sections(TEXTS[FOLDER / page])}
+                assert number in on_that_page, f"{path}: {page} §{number}"
+    assert quoted - known == set()
 
 
-def test_the_contents_list_has_each_section_once_and_in_order() -> None:
-    entries = re.findall(r"^ *- \[(\d[^]]*)\]\(([^)]+)\)$", section("## Contents"), re.MULTILINE)
-    expected = []
-    for page, text in TEXTS.items():
-        href = "" if str(page) == "PROTOCOL.md" else page.as_posix()
-        for heading, number in _NUMBERED.findall(text):
-            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len((*_DIALECTS, *_HTTP_PAGES))
-    assert entries == [entry for _, entry in sorted(expected)]
+def test_the_index_has_each_section_once_and_in_order() -> None:
+    index = INDEX.read_text(encoding="utf-8")
+    assert index == with_contents(index), "run python tests/wire/protocol_index.py"
+    numbers = [number for number, _ in sections(PAGE)]
+    assert len(numbers) == len(set(numbers)), "two sections have the same number"
+
+
+def test_every_page_is_linked_from_the_first_one_or_from_the_index() -> None:
+    linking = TEXTS[ROOT / "PROTOCOL.md"] + INDEX.read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((?:docs/protocol/)?([\w-]+\.md)", linking))
+    assert {page.name for page in FOLDER.glob("*.md")} - linked == set()
+    assert {f"{dialect}.md" for dialect in _DIALECTS} - linked == set()
+
+
+def test_the_first_page_stays_short() -> None:
+    assert (ROOT / "PROTOCOL.md").stat().st_size <= MAX_BYTES_OF_THE_FIRST_PAGE
 
 
 def test_config_limits_on_the_page_are_the_codecs() -> None:
     for setting, ok, bad in (("speed", (0.5, 2.0), (0.49, 2.01)), ("seed", (0, 4294967295), (-1, 4294967296))):
-        table = section("### 4.9 `config`")
+        table = section("4.9 `config`")
         row = next(line for line in table.splitlines() if line.startswith(f"| `{setting}`"))
         for value in ok:
             assert str(value) in row

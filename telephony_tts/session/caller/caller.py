@@ -37,8 +37,8 @@ FindModel = Callable[[], VoiceModel | None]
 
 _MS = 1_000_000
 _MOST_KEPT = 1500
-"""The most frames that are kept while nobody listens. Only a peer that gets whole turns at once has more. What that
-peer plays half a minute later is not known then."""
+"""The most frames that are kept while no detector listens. Only a peer that gets whole turns at once has more. What
+that peer plays half a minute later is not known then."""
 _MOST_AT_ONCE_MS = 1000
 """The most audio that may come faster than real time. Audio beyond it is dropped: it would delay other calls."""
 _STILL_MS = 64
@@ -193,7 +193,7 @@ class Caller:
         if not self.listens:
             self._spurt.forget()
             self._activity = None
-            self._sounding_ns = None  # nobody notes when this speech ends
+            self._sounding_ns = None  # the end of this speech will not be noted
 
     def _unavailable(self, why: str) -> None:
         """The detector cannot be used: all that needs it is off. Beeps are found without it."""

@@ -54,8 +54,8 @@ _TAIL = 0.4
 """How much of the energy of an echo a room still gives back 32 ms later."""
 _MOST_LATE_NS = 3_000_000_000
 _MOST_LATE_PACKETS, _MOST_EARLY_PACKETS = 800, 400
-"""Samples. The caller's audio is on a clock of its own, unless its packets come so much later (some were lost, and
-nobody told), or earlier (those before were late)."""
+"""Samples. The caller's audio is on a clock of its own, unless its packets come so much later (some were lost
+without notice), or earlier (those before were late)."""
 
 _Energies = npt.NDArray[np.float32]
 _Flags = npt.NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """Whether the caller's audio comes: the bot is told when none comes for a while although speech is played. Pure.
 
-The server cannot know why. The telephone may be on hold, or another one may ring after a transfer, and nobody hears the
-speech. Or the telephone sends nothing while its user is silent.
+The server cannot know why. The telephone may be on hold, or another one may ring after a transfer, and the caller
+does not hear the speech. Or the telephone sends nothing while its user is silent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long nobody has spoken: when the bot is told that the caller is silent. Pure.
+"""How long neither side has spoken: when the bot is told that the caller is silent. Pure.
 
 The time counts from the latest of three moments: the end of what the caller has heard of us, the end of the caller's
 voice or a pressed key, and the moment at which the media leg came. Times are nanoseconds on the session's clock.
@@ -32,7 +32,7 @@ class CallerSilence:
         self._told_ns = 0
 
     def restart(self, at_ns: int) -> None:
-        """Somebody was there at `at_ns`: the caller spoke or pressed a key, or the count begins."""
+        """Begin the count anew at `at_ns`: the caller spoke or pressed a key, or the count begins."""
         self._theirs_ns = max(self._theirs_ns, at_ns)
 
     def poll(self, turns: list[Turn], now_ns: int) -> int | None:
