@@ -1,0 +1,1 @@
+"""What an operator meets: settings, logs, metrics, traces, certificates, watched files."""

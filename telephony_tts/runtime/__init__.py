@@ -1,0 +1,1 @@
+"""The clock, the event loop, the error tree, host names."""
