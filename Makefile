@@ -1,6 +1,6 @@
 # make run     install what is needed (once) and start the server with the embedded voice
 # make model   install the CosyVoice2 engine and fetch its model, for a voice of your own
-# make test    install what the tests need (once), lint, check types, run all tests
+# make test    install what the tests need (once), lint, check types, run the tests (make test-all: all of them)
 # Everything goes into .venv and .peers in this directory; `make clean` removes it.
 
 VENV  := .venv
@@ -56,14 +56,15 @@ BUILD_ARGS  ?=
 LOCK_CPU    := remote others ray otel lang phrases lexicon pinyin formats
 LOCK_CUDA   := remote others ray otel lang phrases lexicon pinyin formats cosyvoice hub
 
-.PHONY: help run model setup check test test-quick soak torture fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
+.PHONY: help run model setup check test test-all test-quick soak torture fuzz autobahn bench gpu-check gpu-wheels asterisk-demo asterisk-call fleet-demo ops-demo images locks manifests clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
 	@echo "make model   CosyVoice2: PyTorch and 3 GB of weights   (MODEL=dir, PULL_ARGS='--source modelscope')"
 	@echo "make setup   install everything for developing"
 	@echo "make check   lint and types"
-	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
+	@echo "make test    check, then the tests                (PYTEST_ARGS='-k session' selects)"
+	@echo "make test-all   those, and the long ones: Ray, planted defects, every benchmark. CI runs it"
 	@echo "make test-quick   check, then the tests without sockets, processes and clocks"
 	@echo "make soak    the long repetitions of some tests: many minutes"
 	@echo "make fuzz    inputs that no parser expects         (TARGET='ssml esl' N=1000000 FUZZ_ARGS='--seed 7')"
@@ -95,6 +96,10 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 
 test: check
+	@$(need-npm)
+	@$(BIN)/python tests/run_all.py --processes $(PROCESSES) --without-thorough $(PYTEST_ARGS)
+
+test-all: check
 	@$(need-npm)
 	@$(BIN)/python tests/run_all.py --processes $(PROCESSES) $(PYTEST_ARGS)
 

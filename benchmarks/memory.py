@@ -80,7 +80,7 @@ async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     from telephony_tts.app import config
     from telephony_tts.app.engines import build_catalog
     from telephony_tts.app.settings import transport_settings
-    from telephony_tts.ops import logs
+    from telephony_tts.runtime import logs
     from telephony_tts.transport.server import Server
 
     # A slow machine must not refuse calls: the count would then cover fewer of them.

@@ -17,10 +17,9 @@ from sip_bridge.config import BridgeConfig
 from sip_bridge.freeswitch.application import FreeSwitchApplication
 from sip_bridge.http_server import HttpServer, serve_http
 from sip_bridge.rtp.codec import rtp_codec
-from telephony_tts.ops import logs
-from telephony_tts.ops.logs import EventLogger
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.logs import EventLogger
 from telephony_tts.transport.unserved import UnservedConnections
 
 Listener = TypeVar("Listener")

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, AriConfig
 from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
-from telephony_tts.ops.schema import Between, OneOf, Url, read_section, show
-from telephony_tts.ops.settings_tree import put_given, raise_problems, read_tree
+from telephony_tts.runtime.schema import Between, OneOf, Url, read_section, show
+from telephony_tts.runtime.settings_tree import put_given, raise_problems, read_tree
 
 Port = Annotated[int, Between(0, 65_535)]
 Seconds = Annotated[float, Between(0.001, 3_600)]

@@ -17,8 +17,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from sip_bridge import metrics
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections, peer_host
 

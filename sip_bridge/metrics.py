@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from sip_bridge.audiosocket.frames import BAD_KINDS
-from telephony_tts.ops.metrics import LATENESS_BUCKETS_MS, LoopHistogram
+from telephony_tts.runtime.metrics import LATENESS_BUCKETS_MS, LoopHistogram
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from sip_bridge import metrics
-from telephony_tts.ops.logs import EventLogger
 from telephony_tts.runtime.clock import NS_PER_S
+from telephony_tts.runtime.logs import EventLogger
 
 MAX_DIGITS_PER_S = 20
 TOO_MANY_DIGITS = f"more than {MAX_DIGITS_PER_S} digits in a second; the rest is left out"

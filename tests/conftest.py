@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run one pass: the tests marked `soak`, `alone` or `timed`, all others (beside), or all others but those "
         "marked `slow` (quick). Default: all tests but those marked `soak`",
     )
+    parser.addoption("--without-thorough", action="store_true", help="leave out the tests marked `thorough`")
     parser.addoption("--only-these", type=Path, help="run the tests that this file lists, one on a line")
 
 
@@ -100,6 +101,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     only, these = config.getoption("--only"), config.getoption("--only-these")
     if only is not None and not may_have(only, collection_path.read_text(encoding="utf-8")):
         return True
+    if config.getoption("--without-thorough") and is_thorough(collection_path.read_text(encoding="utf-8")):
+        return True
     if these is not None:
         files = {line.partition("::")[0] for line in these.read_text(encoding="utf-8").splitlines()}
         return True if collection_path.relative_to(config.rootpath).as_posix() not in files else None
@@ -114,6 +117,11 @@ def may_have(only: str, source: str) -> bool:
     return re.search(rf"^pytestmark = .*\bmark\.({others})\b", source, re.MULTILINE) is None
 
 
+def is_thorough(source: str) -> bool:
+    """Whether all tests of a file are marked `thorough`."""
+    return re.search(r"^pytestmark = [^\n]*\bmark\.thorough\b", source, re.MULTILINE) is not None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the chosen pass. The longest files come first, then those with a slow test, so that all cores
@@ -124,8 +132,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: list[pytest.Item] = []
     these = config.getoption("--only-these")
     names = None if these is None else set(these.read_text(encoding="utf-8").splitlines())
+    leave_out = config.getoption("--without-thorough")
     for item in items:
         is_chosen = not wanted.isdisjoint(passes_of(item)) and (names is None or item.nodeid in names)
+        is_chosen = is_chosen and not (leave_out and item.get_closest_marker("thorough") is not None)
         (chosen if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in chosen if item.get_closest_marker("slow") is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from telephony_tts.app.config import Config, doubtful_settings, load
+from telephony_tts.app.config import Config, FullConfig, doubtful_settings, load
 from telephony_tts.app.settings import transport_settings
 from telephony_tts.runtime.errors import ConfigError
 
@@ -43,14 +43,14 @@ def keys_of(tree: object, path: str = "") -> set[str]:
 
 
 def test_the_shipped_file_shows_every_key_with_its_default() -> None:
-    assert load(str(SHIPPED), environ={}) == Config()
+    assert load(str(SHIPPED), environ={}) == FullConfig()
     shown = keys_of(yaml.safe_load(SHIPPED.read_text(encoding="utf-8")))
-    assert shown == keys_of(dataclasses.asdict(Config()))
+    assert shown == keys_of(dataclasses.asdict(FullConfig()))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "server:\nlimits:\n", "{}"])
 def test_an_empty_file_is_the_defaults(text: str, tmp_path: Path) -> None:
-    assert loaded(text, tmp_path) == load(environ={}) == Config()
+    assert loaded(text, tmp_path) == load(environ={}) == FullConfig()
 
 
 def test_a_call_starts_with_what_the_sections_say(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_call_starts_with_what_the_sections_say(tmp_path: Path) -> None:
 
 
 def test_the_defaults_listen_on_loopback_only() -> None:
-    assert (Config().server.host, Config().server.port) == ("127.0.0.1", 8080)
+    assert (FullConfig().server.host, FullConfig().server.port) == ("127.0.0.1", 8080)
 
 
 # ----------------------------------------------------------------------- reading
@@ -95,7 +95,7 @@ def test_values_of_the_file_arrive_and_the_rest_stays_default(tmp_path: Path) ->
     assert (config.speech.codec, config.speech.rate_hz, config.speech.lang) == ("pcm", 16_000, "no")
     assert (config.engines.default, config.engines.fake.rtf) == ("fake", 0.25)
     assert config.engines.routes == {"no": "espeak"}
-    assert config.limits == Config().limits and config.server.host == "127.0.0.1"
+    assert config.limits == FullConfig().limits and config.server.host == "127.0.0.1"
 
 
 def test_overrides_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_device_that_may_be_there_is_taken(device: str) -> None:
 
 def test_a_key_without_its_section_is_suggested_with_it() -> None:
     """As `--set` may give it."""
-    keys = {key for key in keys_of(dataclasses.asdict(Config())) if key.count(".")}
+    keys = {key for key in keys_of(dataclasses.asdict(FullConfig())) if key.count(".")}
     for key in keys:
         last = key.rpartition(".")[2]
         with pytest.raises(ConfigError) as caught:
@@ -300,8 +300,8 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (b"server: {port: 1", "line 1, column 17: not YAML"),
         (
             b"- a\n- b\n",
-            "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, twilio, plivo, "
-            "vonage, genesys, asterisk, vendors, sounds, lexicons, keys, experiments, recordings, log, tracing), "
+            "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, vendors, "
+            "sounds, lexicons, keys, experiments, recordings, log, tracing, asterisk, genesys, plivo, twilio, vonage), "
             "found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
@@ -380,7 +380,7 @@ def test_secrets_are_not_in_the_errors(tmp_path: Path) -> None:
 
 def test_settings_cannot_be_changed_after_loading() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().server.port = 1  # type: ignore[misc]
+        FullConfig().server.port = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

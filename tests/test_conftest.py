@@ -62,7 +62,8 @@ def run_in(folder: Path, source: str, ignored: str, *arguments: str) -> str:
     """The report of a pytest run under our conftest, started by a shell that ignores some signals."""
     (folder / "test_it.py").write_text(source)
     (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
-    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\nmarkers =\n    alone: x\n    timed: x\n")
+    marks = "".join(f"    {name}: x\n" for name in ("alone", "timed", "thorough"))
+    (folder / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\nmarkers =\n{marks}")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=no", *arguments]
     return subprocess.run(
         ["/bin/sh", "-c", f'trap "" {ignored}; exec "$@"', "sh", *command],
@@ -85,3 +86,13 @@ def test_what_a_failed_test_leaves_open_is_reported_with_that_test(tmp_path: Pat
     assert "FAILED test_it.py::test_a_fails_with_an_open_socket" in report
     assert "ERROR test_it.py::test_a_fails_with_an_open_socket" in report, "the socket is reported"
     assert "PASSED test_it.py::test_b_collects" in report and "::test_b_collects - " not in report
+
+
+def test_a_run_without_the_thorough_tests_leaves_them_out(tmp_path: Path) -> None:
+    """By their marks. A file that has nothing else is not imported, which may take seconds."""
+    (tmp_path / "test_more.py").write_text(
+        "import pytest\npytestmark = pytest.mark.thorough\nraise AssertionError('it was imported')\n"
+    )
+    source = "import pytest\n\ndef test_short(): pass\n\n@pytest.mark.thorough\ndef test_long(): pass\n"
+    report = run_in(tmp_path, source, "USR2", "--without-thorough")
+    assert "PASSED test_it.py::test_short" in report and "test_long" not in report and "it was imported" not in report

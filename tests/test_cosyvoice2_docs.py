@@ -20,7 +20,7 @@ from telephony_tts.cli.main import main
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.fake.engine import FakeEngine
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 pytestmark = pytest.mark.slow
 

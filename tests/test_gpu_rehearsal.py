@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from gpu.parts import CheckPart, run_parts
 from gpu.result_file import ResultFile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 ROOT = Path(__file__).resolve().parent.parent
 

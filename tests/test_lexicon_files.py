@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts.ops import lexicon_files, metrics
+from telephony_tts.ops import lexicon_files
 from telephony_tts.ops.lexicon_files import (
     MAX_FILE_BYTES,
     MAX_PROBLEMS,
@@ -22,6 +22,7 @@ from telephony_tts.ops.lexicon_files import (
     parse,
     polyphones,
 )
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.text.lexicon import MAX_PATTERNS, Lexicon, find_readings
 from telephony_tts.text.rewriting import spoken_spans

@@ -7,8 +7,8 @@ import logging
 import pytest
 from log_lines import lines
 
-from telephony_tts.ops import logs
-from telephony_tts.ops.logs import LineLimit
+from telephony_tts.runtime import logs
+from telephony_tts.runtime.logs import LineLimit
 
 S = 1_000_000_000
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.app.config import LogSettings
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 
 
 def written(stream: io.StringIO) -> list[dict[str, Any]]:

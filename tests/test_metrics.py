@@ -11,8 +11,13 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from telephony_tts.ops import metrics
-from telephony_tts.ops.metrics import BoundedLabel, LoopHistogram, value
+from telephony_tts.app.config import doors
+from telephony_tts.runtime import metrics
+from telephony_tts.runtime.metrics import BoundedLabel, LoopHistogram, value
+from telephony_tts.transport.door import Doors
+
+WAYS = Doors(doors())
+metrics.know_doors(WAYS.media_kinds, WAYS.bot_names)
 
 
 def exposed(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -76,8 +81,8 @@ def test_render_shows_observations_under_names_with_units() -> None:
 def test_every_known_label_value_is_there_from_the_start() -> None:
     samples = exposed(metrics.render()[0])
     for name, label, values in (
-        ("calls_live", "media", metrics.MEDIA_KINDS),
-        ("calls_total", "media", metrics.MEDIA_KINDS),
+        ("calls_live", "media", WAYS.media_kinds),
+        ("calls_total", "media", WAYS.media_kinds),
         ("marks_total", "state", metrics.MARK_STATES),
         ("refused_total", "reason", metrics.REFUSALS),
         ("caller_speech_total", "outcome", metrics.SPEECH_OUTCOMES),
@@ -86,7 +91,7 @@ def test_every_known_label_value_is_there_from_the_start() -> None:
     ):
         for item in values:
             assert (f"telephony_tts_{name}", ((label, item),)) in samples
-    for door in metrics.DOORS:
+    for door in WAYS.bot_names:
         for outcome in metrics.OUTCOMES:
             assert ("telephony_tts_turns_total", (("door", door), ("outcome", outcome))) in samples
         assert ("telephony_tts_first_audio_ms_count", (("door", door),)) in samples

@@ -51,8 +51,9 @@ def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str)
     with pytest.raises(ConfigError, match=r"^twilio\.auth_token is set, .*server\.tokens_file") as refused:
         transport_settings(settings(SECRET, host=host))
     assert "of-the-carrier" not in refused.value.message
-    assert transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio.auth_token == "of-the-carrier"
-    assert transport_settings(settings(SECRET, host=host, open=True)).twilio.auth_token == "of-the-carrier"
+    with_token = settings({**SECRET, **TOKEN}, host=host)
+    assert transport_settings(with_token).sections["twilio"].auth_token == "of-the-carrier"
+    assert transport_settings(settings(SECRET, host=host, open=True)).sections["twilio"].auth_token == "of-the-carrier"
 
 
 @pytest.mark.parametrize(

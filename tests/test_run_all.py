@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import run_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 HERE = Path(__file__).parent
 ONE_OF_EACH = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from telephony_tts.ops.settings_tree import get, put, put_given, raise_problems, read_tree
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.settings_tree import get, put, put_given, raise_problems, read_tree
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from log_lines import lines
 
-from telephony_tts.ops import metrics, watched_file
+from telephony_tts.ops import watched_file
 from telephony_tts.ops.watched_file import WatchedFile
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ from telephony_tts.app.disks import watch_disks
 from telephony_tts.app.settings import transport_settings
 from telephony_tts.app.spans import open_tracing
 from telephony_tts.ops.certificate import expires_s
-from telephony_tts.ops.metrics import value
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.metrics import value
 
 
 def settings(**given: object) -> config.Config:

@@ -21,18 +21,24 @@ from websockets.http11 import Request
 
 from telephony_tts.doors.asterisk import leg as asterisk_leg
 from telephony_tts.doors.asterisk.leg import AsteriskLeg
-from telephony_tts.doors.exotel import leg as carrier_legs
-from telephony_tts.doors.exotel.leg import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
+from telephony_tts.doors.exotel import leg as exotel_leg
+from telephony_tts.doors.exotel.leg import ExotelLeg
 from telephony_tts.doors.freeswitch import leg as freeswitch_leg
 from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
 from telephony_tts.doors.genesys.leg import GenesysLeg
 from telephony_tts.doors.jambonz import leg as jambonz_leg
 from telephony_tts.doors.jambonz.leg import JambonzLeg
-from telephony_tts.ops import logs
+from telephony_tts.doors.native.door import NativeLeg
+from telephony_tts.doors.plivo.door import PlivoLeg
+from telephony_tts.doors.signalwire.door import SignalWireLeg
+from telephony_tts.doors.telnyx.door import TelnyxLeg
+from telephony_tts.doors.twilio.door import TwilioLeg
+from telephony_tts.doors.vonage.door import VonageLeg
+from telephony_tts.runtime import logs
 from telephony_tts.session.session import Session
 from telephony_tts.transport import media_leg
 from telephony_tts.transport.call import Call
-from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg
+from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
 from torture.dialects import DIALECTS, Lateness
 from torture.oracle import NativeOracle
@@ -164,6 +170,6 @@ class Platform(Telephone):
 def virtual_legs() -> ExitStack:
     """The legs read the virtual clock until the stack is closed."""
     stack = ExitStack()
-    for module in (media_leg, carrier_legs, asterisk_leg, freeswitch_leg, jambonz_leg):
+    for module in (media_leg, exotel_leg, asterisk_leg, freeswitch_leg, jambonz_leg):
         stack.enter_context(mock.patch.object(module, "monotonic_ns", clock))
     return stack

@@ -42,7 +42,7 @@ def long_chunks() -> None:
 
 def uncounted_bytes() -> None:
     """Leave out the byte counters on the frame path."""
-    from telephony_tts.ops import metrics
+    from telephony_tts.runtime import metrics
 
     class NoCounter:
         def inc(self, _amount: float = 1) -> None: ...

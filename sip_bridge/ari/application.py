@@ -21,7 +21,7 @@ from sip_bridge.ari.leftovers import Leftovers, bridges_of, channels_of, rtp_end
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.reconnect import keep_connected
 from sip_bridge.rtp.media import is_port_free
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 
 _log = logs.get(__name__)
 _TIDY_S = 10.0

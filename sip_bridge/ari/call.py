@@ -23,7 +23,7 @@ from sip_bridge.ari.media import CallMedia, media_of
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver
 from sip_bridge.speech.server_side import OnDigits
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.wire.fields import CALL_NAME, clean
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from sip_bridge.ari.formats import AUTO
-from telephony_tts.ops.schema import Between, OneOf, Spelt, Url, show
+from telephony_tts.runtime.schema import Between, OneOf, Spelt, Url, show
 
 PASSWORD_VARIABLE = "TELEPHONY_SIP_BRIDGE_ARI_PASSWORD"
 ORIGINATE_TOKEN_VARIABLE = "TELEPHONY_SIP_BRIDGE_ORIGINATE_TOKEN"

@@ -15,7 +15,7 @@ from sip_bridge.ari import messages as a
 from sip_bridge.ari.config import AriConfig
 from sip_bridge.peer_input import BadInput
 from sip_bridge.reconnect import NotConnected
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.transport.connection import Dial, DialledConnection
 
 _log = logs.get(__name__)

@@ -14,7 +14,7 @@ from sip_bridge.ari.config import AriConfig
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver, RtpMedia
 from sip_bridge.speech.server_side import OnDigits
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 
 _log = logs.get(__name__)
 _BROKEN = 1006

@@ -31,9 +31,9 @@ from sip_bridge.speech.pacer import FRAME_MS, Pacer
 from sip_bridge.speech.server_side import Join, ServerSide
 from sip_bridge.speech.speech_queue import SAMPLE_BYTES, SpeechQueue, resampled
 from telephony_tts.audio.resampler import Resampler
-from telephony_tts.ops import logs
-from telephony_tts.ops.logs import EventLogger
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.runtime.logs import EventLogger
 
 _log = logs.get(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from sip_bridge.audiosocket.frames import HANGUP_FRAME, AudioSocketFrame, AudioSocketReader
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__).limited(logs.LineLimit.outside_calls())

@@ -21,7 +21,7 @@ from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_e
 from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
 from sip_bridge.freeswitch.ownership import ANSWER_S, BRIDGE_EVENT, Ownership
 from sip_bridge.reconnect import keep_connected
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import unix_s
 
 _log = logs.get(__name__)

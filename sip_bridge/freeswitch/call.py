@@ -17,7 +17,7 @@ from sip_bridge.freeswitch.esl import OnReply
 from sip_bridge.freeswitch.file_player import FilePlayer
 from sip_bridge.peer_input import TOO_MANY_DIGITS, BadInput, DigitLimit
 from sip_bridge.server_leg import digits_in
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from telephony_tts.ops.schema import Between
+from telephony_tts.runtime.schema import Between
 
 ESL_PASSWORD_VARIABLE = "TELEPHONY_SIP_BRIDGE_ESL_PASSWORD"
 

@@ -16,7 +16,7 @@ from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event, execute
 from sip_bridge.peer_input import BadInput
 from sip_bridge.reconnect import NotConnected
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)

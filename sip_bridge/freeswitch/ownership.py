@@ -12,7 +12,7 @@ import secrets
 
 from sip_bridge.freeswitch.esl import EslConnection
 from sip_bridge.freeswitch.esl_messages import EslEvent
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)

@@ -17,8 +17,8 @@ from sip_bridge import server_leg as s
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.peer_input import MAX_DIGITS_PER_S, BadInput, DigitLimit
 from sip_bridge.speech.speech_queue import SpeechQueue
-from telephony_tts.ops.logs import EventLogger
 from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.runtime.logs import EventLogger
 
 N_SILENT_AT_END = 5
 """Frames of silence between the last speech and the end of the call. Asterisk drops what it has not passed on, and a

@@ -14,15 +14,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from telephony_tts.app.residents import records, with_sections
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.engines.remote.addresses import parse_addresses
-from telephony_tts.ops.schema import Between, OneOf, Spelt, Url, read_section, show
-from telephony_tts.ops.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.schema import Between, OneOf, Spelt, Url, read_section, show
+from telephony_tts.runtime.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.session.settings import (
     LANGUAGE,
     BargeInSettings,
@@ -30,17 +32,13 @@ from telephony_tts.session.settings import (
     DtmfSettings,
     SpeechSettings,
 )
+from telephony_tts.transport.door import Door
 from telephony_tts.transport.settings import (
-    AsteriskSettings,
     BotSettings,
-    GenesysSettings,
-    PlivoSettings,
     ServerLimits,
     ServerSettings,
     SoundSettings,
-    TwilioSettings,
     VendorSettings,
-    VonageSettings,
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
@@ -364,11 +362,6 @@ class Config:
     barge_in: BargeInSettings = field(default_factory=BargeInSettings)
     caller: CallerSettings = field(default_factory=CallerSettings)
     dtmf: DtmfSettings = field(default_factory=DtmfSettings)
-    twilio: TwilioSettings = field(default_factory=TwilioSettings)
-    plivo: PlivoSettings = field(default_factory=PlivoSettings)
-    vonage: VonageSettings = field(default_factory=VonageSettings)
-    genesys: GenesysSettings = field(default_factory=GenesysSettings)
-    asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
     sounds: SoundSettings = field(default_factory=SoundSettings)
     lexicons: LexiconSettings = field(default_factory=LexiconSettings)
@@ -379,10 +372,30 @@ class Config:
     tracing: TracingSettings = field(default_factory=TracingSettings)
 
     @property
+    def door_sections(self) -> dict[str, Any]:
+        """The sections of doors, by their names."""
+        return {
+            door.name: getattr(self, door.name, None) or door.settings()
+            for door in doors()
+            if door.settings is not None
+        }
+
+    @property
     def needs_token(self) -> bool:
         """Whether a client needs a token."""
         return bool(self.server.tokens) or self.keys.file is not None
 
+
+@cache
+def doors() -> tuple[Door, ...]:
+    """The doors that are there: those of this package and those of others."""
+    return records("telephony_tts.doors", "door", "DOOR")
+
+
+FullConfig = with_sections(
+    Config, {door.name: door.settings for door in doors() if door.settings is not None}, "FullConfig", __name__
+)
+"""A `Config` with the sections of the doors."""
 
 _PATHS = (
     "server.tokens_file",
@@ -405,11 +418,7 @@ _PATHS = (
 ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
     "TELEPHONY_TTS_ENGINE_TOKEN": "engines.remote.token",
-    "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token",
-    "TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "plivo.auth_token",
-    "TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "vonage.signature_secret",
-    "TELEPHONY_TTS_GENESYS_API_KEY": "genesys.api_key",
-    "TELEPHONY_TTS_GENESYS_CLIENT_SECRET": "genesys.client_secret",
+    **{variable: f"{door.name}.{key}" for door in doors() for variable, key in door.environment.items()},
 }
 
 
@@ -425,13 +434,13 @@ def load(
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    tree = {} if path is None else read_tree(path, Config, problems)
+    tree = {} if path is None else read_tree(path, FullConfig, problems)
     if path is not None:
         _put_paths_beside(Path(path).parent, tree)
     put_given(tree, {key: environ.get(name) or None for name, key in ENVIRONMENT.items()})
     put_given(tree, {f"engines.others.{name}.key": environ.get(key_variable(name)) or None for name in _others(tree)})
     put_given(tree, overrides or {})
-    config = read_section(Config, tree, problems)
+    config = read_section(FullConfig, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
     tls, engine_tls = server.tls, config.engines.remote.tls
     for name, file in (
@@ -474,11 +483,9 @@ def doubtful_settings(config: Config) -> Iterator[str]:
     speaks_alone = not set(engines.routes.values()) - {engines.default}
     if engines.fallback == (engines.default,) and speaks_alone:
         yield f"engines.fallback: {engines.default} is the default engine already; name another one, or leave it out"
-    if config.asterisk.lead_ms > config.speech.ahead_ms:
-        yield (
-            f"asterisk.lead_ms: only {config.speech.ahead_ms} of {config.asterisk.lead_ms} ms are used, because no "
-            "more is synthesised ahead; raise speech.ahead_ms, or lower asterisk.lead_ms"
-        )
+    for door in doors():
+        if door.settings is not None:
+            yield from door.doubts(config.door_sections[door.name], config.speech)
 
 
 def key_variable(engine: str) -> str:

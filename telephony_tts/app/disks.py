@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config
 from telephony_tts.app.engines import voice_directory
-from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:

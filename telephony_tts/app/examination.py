@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.app.config import Config
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.errors import EngineError
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from telephony_tts.app.serving import Served, import_slow_modules, serve
 from telephony_tts.app.settings import open_keys, open_lexicons, transport_settings
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.fronts.supervisor import supervise
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from telephony_tts.app.spans import close_tracing, open_tracing
 from telephony_tts.audio.voice_activity import import_runtime
 from telephony_tts.engines.api import EngineStats, Voice
 from telephony_tts.fronts.front import Front
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import AudioError, ConfigError
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.voice_model import VOICE_MODEL

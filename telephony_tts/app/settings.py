@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telephony_tts.app.config import Config, lexicon_names
+from telephony_tts.app.config import Config, doors, lexicon_names
 from telephony_tts.app.engines import voice_directory
 from telephony_tts.app.tls import tls_context
 from telephony_tts.engines.api import language_prefix
@@ -20,13 +20,14 @@ from telephony_tts.experiments.running import voices_of
 from telephony_tts.ops.keys.key import Key, KeyRing
 from telephony_tts.ops.keys.key_file import read_keys
 from telephony_tts.ops.lexicon_files import LexiconFiles
-from telephony_tts.ops.settings_tree import raise_problems
 from telephony_tts.ops.watched_file import WatchedFile
 from telephony_tts.recording.live import Recordings
 from telephony_tts.runtime.clock import unix_s
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.settings_tree import raise_problems
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.door import Doors
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.sound_store import SoundStore
 
@@ -116,12 +117,9 @@ def transport_settings(
         server=server,
         limits=config.limits,
         bot=config.bot,
-        twilio=config.twilio,
-        plivo=config.plivo,
-        vonage=config.vonage,
-        genesys=config.genesys,
-        asterisk=config.asterisk,
         vendors=config.vendors,
+        doors=Doors(doors()),
+        sections=config.door_sections,
         find_sound=SoundStore(config.sounds, _SOUND_WAIT_SHARE * config.engines.timeout_s).find,
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
         key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
@@ -140,15 +138,10 @@ def why_tokens_are_needed(config: Config) -> str | None:
         return f"server.host is {server.host}, which other machines can reach"
     if server.is_public_elsewhere:
         return f"server.public_url is {server.public_url}, so other machines can reach this server"
-    for name, secret in (
-        ("twilio.auth_token", config.twilio.auth_token),
-        ("plivo.auth_token", config.plivo.auth_token),
-        ("vonage.signature_secret", config.vonage.signature_secret),
-        ("genesys.client_secret", config.genesys.client_secret),
-    ):
-        if secret is not None:
+    for door in doors():
+        if door.secret and getattr(config.door_sections[door.name], door.secret) is not None:
             # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
-            return f"{name} is set, which is for a server on the internet"
+            return f"{door.name}.{door.secret} is set, which is for a server on the internet"
     return None
 
 

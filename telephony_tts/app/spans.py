@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config
 from telephony_tts.app.engines import installed, version
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.daemon_pool import DaemonPool
 from telephony_tts.runtime.errors import ConfigError, how_to_get
 
 if TYPE_CHECKING:
-    from telephony_tts.ops.tracing import TurnTracing
+    from telephony_tts.app.tracing import TurnTracing
 
 _log = logs.get(__name__)
 
@@ -28,7 +28,7 @@ def open_tracing(config: Config) -> TurnTracing | None:
         raise ConfigError(
             f"tracing.endpoint is set, and traces need OpenTelemetry: {how_to_get('otel')}"
         )
-    from telephony_tts.ops.tracing import TurnTracing
+    from telephony_tts.app.tracing import TurnTracing
 
     return TurnTracing(settings.endpoint, settings.share, version())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
-from telephony_tts.ops import logs, metrics
 from telephony_tts.ops.certificate import expires_s
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.transport.settings import TlsFiles
 

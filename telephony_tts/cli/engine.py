@@ -50,8 +50,7 @@ def add_engine(command: Command) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
     from telephony_tts.app.engines import need_grpc, served_engine
-    from telephony_tts.ops import logs
-    from telephony_tts.runtime import event_loop
+    from telephony_tts.runtime import event_loop, logs
 
     event_loop.share_one_arena()
     settings = load(config.load, arguments, {})

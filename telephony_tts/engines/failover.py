@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.words import language_of
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S
 from telephony_tts.runtime.errors import ConfigError, EngineError
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, Timing
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.daemon_pool import DaemonPool
 from telephony_tts.runtime.errors import ConfigError, how_to_get

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from telephony_tts.experiments.arms import CONTROL, SPEECH, Arm, Experiment
 from telephony_tts.experiments.sums import FEWEST_CALLS, StopRules
-from telephony_tts.ops.schema import Between, read_section, show
-from telephony_tts.ops.settings_tree import raise_problems, read_tree
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.schema import Between, read_section, show
+from telephony_tts.runtime.settings_tree import raise_problems, read_tree
 from telephony_tts.session.settings import BargeInSettings, SpeechSettings
 
 MAX_ARMS = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from telephony_tts.experiments.arms import CONTROL, Arm, Experiment, first_for
 from telephony_tts.experiments.sums import SUMS, CallSums
-from telephony_tts.ops import logs, metrics
 from telephony_tts.ops.keys.key import Key
+from telephony_tts.runtime import logs, metrics
 
 _log = logs.get(__name__)
 

@@ -18,7 +18,7 @@ from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, pac
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
 from telephony_tts.fronts.socket_mover import ACTIVITY, METRICS, SocketMover
 from telephony_tts.fronts.spreading import better_front
-from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, MovedSocket
 

@@ -20,8 +20,7 @@ from telephony_tts.fronts.control_messages import FrontFailed, FrontOrder, Front
 from telephony_tts.fronts.front import Front
 from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 _log = logs.get(__name__)

@@ -16,8 +16,7 @@ from telephony_tts.engines.remote.addresses import parse_address
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.fronts.control_messages import EngineOrder, FrontReady, packed, read_order
 from telephony_tts.fronts.front_process import ending_with_parent, telling_failure
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 
 
 def main(fd: int) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.transport.fronts import FrontGone, FrontSilent, MovedSocket, unpacked
 
 _log = logs.get(__name__)

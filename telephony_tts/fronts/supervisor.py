@@ -23,8 +23,7 @@ from telephony_tts.fronts.control_messages import HEADER, EngineOrder, FrontFail
 from telephony_tts.fronts.loads import Loads, name_of
 from telephony_tts.fronts.restarts import RestartPauses
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import ConfigError, EngineError, TelephonyTTSError
 

@@ -12,10 +12,6 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from telephony_tts.doors import vendor_routes
-from telephony_tts.doors.cosyvoice.routes import cosyvoice_routes
-from telephony_tts.doors.openai import routes as openai_routes
-from telephony_tts.doors.vapi.routes import custom_voice_routes
 from telephony_tts.http_api import responses
 from telephony_tts.http_api.console_routes import CONSOLE, Console, ConsoleTools
 from telephony_tts.http_api.docs_page import docs_page
@@ -45,13 +41,15 @@ def application(
     app = FastAPI(title="Telephony TTS", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.version = version("telephony-tts")
     api = HttpApi(server, voices)
+    http_doors = [door.http for door in server.doors.all if door.http is not None]
 
     def refuse(path: str, error: TelephonyTTSError) -> Response:
         if not isinstance(error, ClientGone):
             why = error.message[:_LOGGED_CHARS]
             server.outside_log.info("refused", reason=error.code, path=path[:_LOGGED_CHARS], why=why)
-        told = openai_routes.refusal if openai_routes.owns(path) else vendor_routes.refusal(path)
-        return (told or responses.refusal)(error)
+        told = next((made for door in http_doors if (made := door.refusal(path)) is not None), responses.refusal)
+        response: Response = told(error)
+        return response
 
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
@@ -74,10 +72,7 @@ def application(
         response.headers.update(error.headers or {})
         return response
 
-    for routes in (
-        tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, vendor_routes.vendor_routes,
-        voice_routes,
-    ):  # fmt: skip
+    for routes in (tts_routes, *(door.routes for door in http_doors), voice_routes):
         app.include_router(routes(api))
     described = description(app)
     app.openapi = lambda: described  # type: ignore[method-assign]

@@ -23,11 +23,11 @@ from telephony_tts.audio.containers import import_encoders
 from telephony_tts.http_api.application import application
 from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.http_api.voices import Voices
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
+from telephony_tts.transport.door import split_call
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.vendor_leg import split_call
 
 _CLOSE_S = 5.0
 _LEFT = (7, 8)

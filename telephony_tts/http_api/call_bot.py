@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from telephony_tts.http_api.speech_request import SpeechRequest
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import Busy, EngineError, TelephonyTTSError
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.server import Server

@@ -20,10 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import HttpApi
-from telephony_tts.ops import logs, metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording.listening import Listening
 from telephony_tts.recording.replay import Replay, read_recording
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import Busy, ConfigError, TelephonyTTSError
 from telephony_tts.transport.call import Call

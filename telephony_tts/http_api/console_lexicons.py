@@ -15,8 +15,9 @@ from pydantic import BaseModel, Field
 
 from telephony_tts.http_api.console_calls import need_supervisor
 from telephony_tts.http_api.request_key import REQUEST_KEY
-from telephony_tts.ops import lexicon_files, logs
+from telephony_tts.ops import lexicon_files
 from telephony_tts.ops.lexicon_files import MAX_FILE_BYTES, LexiconFiles, version_of
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.daemon_pool import in_own_thread
 from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 from telephony_tts.session.lexicons import CallLexicon, read_sentences

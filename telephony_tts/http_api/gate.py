@@ -19,11 +19,11 @@ from websockets.datastructures import Headers
 from telephony_tts.http_api.console_lexicons import LEXICONS
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
-from telephony_tts.ops import metrics
 from telephony_tts.ops.lexicon_files import MAX_FILE_BYTES
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import Busy, TelephonyTTSError
+from telephony_tts.transport.door import split_call
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.vendor_leg import split_call
 from telephony_tts.wire.fields import traceparent
 from telephony_tts.wire.vendor import query_of
 
@@ -85,7 +85,7 @@ class Gate:
         headers = _headers(scope)
         held = bytearray()
         scope = _without_call(scope)
-        door = scope["state"]["door"] = door_of(scope["path"])
+        door = scope["state"]["door"] = self._server.doors.of_http(scope["path"])
         sent = headers.get_all("traceparent")
         scope["state"]["traceparent"] = traceparent(sent[0]) if len(sent) == 1 else None
         send = _counted(door, send)
@@ -174,17 +174,6 @@ class Gate:
                 raise Busy("too many large bodies come at the same time", retry_after_ms=2_000)
             if not message.get("more_body", False):
                 return True
-
-
-_DOORS = (
-    ("/v1/audio", "openai"), ("/v1/models", "openai"), ("/v1/speak", "deepgram"), ("/v1/text-to-speech", "elevenlabs"),
-    ("/tts/bytes", "cartesia"), ("/vapi", "vapi"), ("/jambonz", "jambonz"), ("/inference", "cosyvoice"),
-)  # fmt: skip
-
-
-def door_of(path: str) -> str:
-    """Whose HTTP API has this path: one of `metrics.DOORS`."""
-    return next((door for begin, door in _DOORS if path.startswith(begin)), "http")
 
 
 def _counted(door: str, send: Send) -> Send:

@@ -13,18 +13,20 @@ import numpy as np
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from telephony_tts.audio.containers import StreamEncoder, make_encoder
+from telephony_tts.audio.containers import StreamEncoder, make_encoder, rates_of
 from telephony_tts.engines.api import Voice
 from telephony_tts.http_api.request_key import REQUEST_KEY
 from telephony_tts.http_api.speech import SpeechStreams
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
-from telephony_tts.ops import logs
 from telephony_tts.ops.keys.key import Key
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_catalog import CallCatalog
+from telephony_tts.transport.door import Vendor
 from telephony_tts.transport.server import Server
+from telephony_tts.transport.vendor_leg import voice_for
 
 SLOW_READER_S = 30.0
 """A client that takes no audio for so long is cut off: its utterance would hold a place in the engine. Players of web
@@ -33,6 +35,8 @@ _PIECE_SAMPLES = 2_880
 """How many samples are encoded between two looks at other calls: 120 ms at 24 kHz take a few milliseconds as mp3."""
 
 Audio = AsyncGenerator[bytes, None]
+MIN_SPEED, MAX_SPEED = 0.5, 2.0
+"""What the engines can do."""
 
 
 class NotAllowed(TelephonyTTSError):
@@ -105,6 +109,18 @@ def refused(error: TelephonyTTSError, told: Mapping[str, object]) -> Response:
     return response
 
 
+def carried_rate(rate_hz: int, format: str, name: str) -> int:
+    """A rate that the client asked for as `name`. Raises BadRequest if the format does not have it."""
+    if rate_hz not in rates_of(format):
+        raise BadRequest(f"{name}: {rate_hz}; expected one of {', '.join(map(str, rates_of(format)))}")
+    return rate_hz
+
+
+def within_speeds(speed: float | None) -> float | None:
+    """The nearest speed that the engines can do."""
+    return None if speed is None else min(MAX_SPEED, max(MIN_SPEED, speed))
+
+
 class HttpApi:
     """What all routes need."""
 
@@ -155,6 +171,10 @@ class HttpApi:
                 return None
             raise
         return ours
+
+    def vendor_voice(self, name: str | None, vendor: Vendor) -> str | None:
+        """Our voice for a vendor's name of one, as at its WebSocket. Raises UnknownVoice."""
+        return voice_for(name, vendor, self.server.settings, self.catalog)
 
     async def prompt(self, recording: bytes, text: str) -> str:
         """The voice of a recording whose words are `text`. Raises TelephonyTTSError."""

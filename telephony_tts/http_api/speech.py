@@ -16,7 +16,7 @@ from typing import cast
 from telephony_tts.engines.api import Chunk, Engine, LangSource, Utterance, Voice
 from telephony_tts.http_api.call_bot import join_call
 from telephony_tts.http_api.speech_request import SpeechRequest
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import Busy, EngineError, TelephonyTTSError
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog, Wire

@@ -10,8 +10,8 @@ from telephony_tts.ops.keys.key import NO_KEY, Key
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """What to speak, and how. None: the server decides. `key` is the request's, and `lexicons` are those of its token,
-    by name. `call` is the call whose caller hears it; None: the response has the speech. `door` is one of
-    `metrics.DOORS`, and `traceparent` the client's span."""
+    by name. `call` is the call whose caller hears it; None: the response has the speech. `door` is its
+    name in the metrics, and `traceparent` the client's span."""
 
     text: str
     voice: str | None = None

@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from telephony_tts.engines.api import Voice
 from telephony_tts.http_api.responses import BadRequest, HttpApi
 from telephony_tts.http_api.voices import NewVoice
-from telephony_tts.ops import logs
 from telephony_tts.ops.keys.key import Key
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.errors import TelephonyTTSError
 
 _log = logs.get(__name__)

@@ -1,1 +1,1 @@
-"""What an operator meets: settings, logs, metrics, traces, certificates, watched files."""
+"""Files of the operator: keys, lexicons, certificates; read again when they change."""

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import yaml
 
-from telephony_tts.ops import logs, metrics
 from telephony_tts.ops.watched_file import file_state
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.errors import ConfigError, how_to_get
 from telephony_tts.text.lexicon import MAX_PATTERNS, BadEntry, Case, Entry, Lexicon, PatternSearch, read_entry, template
 

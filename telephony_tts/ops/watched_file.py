@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.errors import ConfigError
 
 Content = TypeVar("Content")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from telephony_tts.ops import logs, metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import timeline
 from telephony_tts.recording.recorder import Block, CallRecorder
 from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.recording.tracks import RATE_HZ
 from telephony_tts.recording.writer import DISK_FULL, WRITE_FAILED, RecordingFile, Writer
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns, unix_s
 from telephony_tts.session.session import Session
 from telephony_tts.wire.messages import FromBot, FromMedia, RecordingChanged, ToBot

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from telephony_tts.ops.schema import Between, OneOf
+from telephony_tts.runtime.schema import Between, OneOf
 
 
 @dataclass(frozen=True, slots=True)

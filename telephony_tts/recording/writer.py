@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from telephony_tts.ops import logs, metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording.recorder import Block
 from telephony_tts.recording.stereo import FRAME_BYTES, HEADER_BYTES, Mixer, header
 from telephony_tts.recording.timeline import line_of
 from telephony_tts.recording.tracks import RATE_HZ
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns, unix_s
 
 _log = logs.get(__name__)

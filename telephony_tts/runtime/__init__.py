@@ -1,1 +1,1 @@
-"""The clock, the event loop, the error tree, host names."""
+"""The clock, the event loop, errors, logs, metrics, settings from YAML, host names."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.runtime.name_lookup import Found, NameLookups
 

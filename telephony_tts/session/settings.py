@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-from telephony_tts.ops.schema import Between, OneOf, Spelt
+from telephony_tts.runtime.schema import Between, OneOf, Spelt
 from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.wire.native import DTMF_WAYS, THINKING
 

@@ -1,4 +1,4 @@
-"""Web addresses, e-mail addresses, IP addresses and version numbers, in the words of a language."""
+"""Web addresses and e-mail addresses, in the words of a language."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ URL = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 EMAIL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,6}")
-IP = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9]|\.[0-9])(?::(?P<port>[0-9]{1,5})(?![0-9]))?")
-VERSION = re.compile(
-    r"(?P<v>[vV])(?P<v_parts>[0-9]{1,6}(?:\.[0-9]{1,6}){0,6})(?![0-9A-Za-z-])"
-    r"|(?P<parts>[0-9]{1,6}(?:\.[0-9]{1,6}){2,6})(?![0-9A-Za-z])"
-)
 
 _PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 

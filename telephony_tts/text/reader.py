@@ -36,7 +36,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("clock", re.compile(r"[0-9]{1,3}:[0-9]{2}(?::[0-9]{2})?(?![0-9:])")),
     ("ratio", re.compile(rf"{_AMOUNT} ?: ?{_AMOUNT}(?![0-9:])")),
     ("slashed", re.compile(rf"[0-9]{{1,4}}/[0-9]{{1,2}}/[0-9]{{1,4}}(?![0-9/])|{_AMOUNT}/{_AMOUNT}(?![0-9/])")),
-    ("size", re.compile(rf"{_AMOUNT}(?: ?[x×X*] ?{_AMOUNT}){{1,3}}(?![0-9])")),
+    ("size", re.compile(rf"(?!0[xX]){_AMOUNT}(?: ?[x×X*] ?{_AMOUNT}){{1,3}}(?![0-9])")),  # 0x80070005 is a code
     ("range", re.compile(rf"{_AMOUNT} ?{_RANGE} ?{_AMOUNT}(?![0-9:/])")),
     ("dashed", re.compile(
         rf"\(?0[0-9]{{1,3}}\) ?[0-9]{{3,4}}(?:[ -][0-9]{{4}})?(?![0-9])"

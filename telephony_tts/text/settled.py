@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from telephony_tts.text.characters import PAIRS, is_cjk
+from telephony_tts.text.languages.english.dates import MONTH, WEEKDAY
 from telephony_tts.text.normalizer import SpokenSpan, detect_lang, normalize_spans
 
 _N_WORDS = 3
@@ -38,17 +39,8 @@ _HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _PLAIN = re.compile(rf"(?:{_WORD}(?:[,;:](?= )|[，、；：])?|{_HAN}+[，、；：]?|(?<= )[-–—]{{1,2}}(?= )| +)+")
 _CHUNK = re.compile(r"[^ ]+")
 _ORDINARY = re.compile(rf"{_LETTER}+(?:['’-]{_LETTER}+)*['’]?[,;:]?")
-_MONTH = (
-    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
-    "nov(?:ember)?|dec(?:ember)?)"
-)
-_MONTH_OR_DAY = re.compile(
-    rf"{_MONTH}(?: ?[-–] ?{_MONTH})?[,;:]?|(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)[,;:]?", re.IGNORECASE
-)
-_DAYS = re.compile(
-    r"\b(?:(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b|(?i:(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun|m) ?[-–])|"
-    rf"(?i:{_MONTH} ?[-–]))"
-)
+_MONTH_OR_DAY = re.compile(rf"(?:{MONTH}(?: ?[-–] ?{MONTH})?|{WEEKDAY})[,;:]?", re.IGNORECASE)
+_DAYS = re.compile(rf"\b(?:{WEEKDAY}|(?i:(?:{MONTH}|{WEEKDAY}|m) ?[-–]))")
 """A day in short form, or months, which may be read in another way although they have only letters: "Mon-Fri", "Sat and
 Sun", "Jan-Mar"."""
 _NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
@@ -78,20 +70,11 @@ _ENGLISH = ("", "en", "eng")
 _CHINESE = ("", "zh", "cmn", "yue", "chi", "zho", "en", "eng")
 
 
-def settled(text: str, lang: str | None = None) -> int:
-    """The length of the settled part of `text`, an unfinished sentence; 0 without one.
-
-    It ends between two words, after at least three, or between two Chinese characters, after at least four. It never
-    shrinks when `text` grows.
-    """
-    spans = settled_spans(text, lang)
-    return spans[-1].end if spans else 0
-
-
 def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
-    """The spoken form of the settled part of `text`, in spans that cover it; [] if nothing has settled.
+    """The spoken form of the settled part of `text`, an unfinished sentence, in spans that cover it; [] without one.
 
-    `lang` and `control` are those of `normalize_spans`.
+    The part ends between two words, after at least three, or between two Chinese characters, after at least four. It
+    never shrinks when `text` grows. `lang` and `control` are those of `normalize_spans`.
     """
     plain = _PLAIN.match(text)
     n_plain = plain.end() if plain else 0

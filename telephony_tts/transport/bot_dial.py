@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from websockets.exceptions import InvalidURI, WebSocketException
 
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import Dial, DialledConnection
 from telephony_tts.transport.settings import TransportSettings

@@ -19,9 +19,9 @@ from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Ut
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.experiments.arms import SPEECH, numbers_in
 from telephony_tts.experiments.running import Experiments, RunningArm
-from telephony_tts.ops import logs, metrics
 from telephony_tts.ops.keys.key import NO_KEY, CharacterUse, Key
 from telephony_tts.recording.live import LiveRecording, OnWritten, Recordings
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import (
     EngineError,
@@ -114,7 +114,7 @@ class CallObserver(PlayoutListener, Protocol):
 
 
 class Call:
-    """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
+    """See the module text. `kind` says in the metrics where its frames go."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Call:
 
     @property
     def door(self) -> str:
-        """Whose protocol the bot speaks: one of `metrics.DOORS`."""
+        """Whose protocol the bot speaks: a door's name in the metrics."""
         return self._journal.door
 
     @door.setter

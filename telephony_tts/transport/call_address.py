@@ -8,31 +8,25 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from telephony_tts.doors.freeswitch.codec import CALL_HEADER
+from telephony_tts.transport.door import Doors, open_dialect, split_call
 from telephony_tts.transport.request_head import RequestHead
-from telephony_tts.transport.vendor_leg import open_dialect, split_call, vendor_of
 from telephony_tts.wire.fields import CALL_NAME
-from telephony_tts.wire.query import call_of_dial, dial_in, parse_stream_query
+from telephony_tts.wire.query import parse_stream_query
 from telephony_tts.wire.vendor import Refused, query_of
 
-_WITH_OPTION = ("/v1/stream", "/media/vonage", "/media/genesys", "/media/jambonz")
-"""Paths with the option `call`."""
 _IN_CONSOLE = re.compile(r"/console/api/calls/([^/?]+)(?:/sound)?(?:\?.*)?")
 """A call that a person hears or ends in the console."""
 
 
-def call_in(head: RequestHead) -> str | None:
+def call_in(head: RequestHead, doors: Doors) -> str | None:
     """The call of a complete head without a flaw. None if it names none, or one that will be refused."""
     target = head.target
-    path = target.partition("?")[0]
-    if path in _WITH_OPTION:
+    media = doors.media_of(target)
+    if target.partition("?")[0] == "/v1/stream" or (media is not None and media.reads_options):
         return getattr(parse_stream_query(target), "call", None)  # Invalid has none
-    if path == "/media/freeswitch":
-        named = head.values(CALL_HEADER.lower())
-        return named[0] if len(named) == 1 and CALL_NAME.fullmatch(named[0]) else None
-    if dial_in(target) is not None:
-        return call_of_dial(target)
-    vendor = vendor_of(target)
+    if media is not None:
+        return None if media.call_in is None else media.call_in(head)
+    vendor = doors.vendor_of(target)
     if vendor is None:
         return None
     dialect = open_dialect(vendor, target)

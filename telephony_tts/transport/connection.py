@@ -22,8 +22,8 @@ from websockets.asyncio.server import ServerConnection, broadcast
 from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import CONNECTING, OPEN
 
-from telephony_tts.ops import logs
 from telephony_tts.ops.keys.key import NO_KEY
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
 from telephony_tts.transport.unserved import LingeringConnection, UnservedConnections
@@ -297,6 +297,12 @@ class CallConnection(DirectConnection, ServerConnection):
     """Admitted as a new call. Otherwise it may only join a call."""
     unserved: UnservedConnections
     """Where it has a place after a response that opens no WebSocket."""
+
+    @property
+    def target(self) -> str:
+        """The request's target: its path with the query."""
+        assert self.request is not None
+        return self.request.path
 
     @property
     def own_host(self) -> str:

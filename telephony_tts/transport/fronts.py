@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-from telephony_tts.ops.metrics import MetricFamilies
 from telephony_tts.runtime.errors import TelephonyTTSError
+from telephony_tts.runtime.metrics import MetricFamilies
 
 MAX_MOVED_BYTES = 1 << 18
 """The most bytes of a peer that move with its socket. A start message of a media leg is less than a kilobyte."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telephony_tts.experiments.running import RunningArm
 from telephony_tts.experiments.sums import CallSums
-from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import NS_PER_MS
 from telephony_tts.session.effects import UnderrunEnded
 from telephony_tts.session.report import stages
@@ -28,7 +28,7 @@ class Journal:
         self.log = log
         self._n_underruns = self._n_lexicon_readings = 0
         self.door = "native"
-        """One of `metrics.DOORS`."""
+        """A door's name in the metrics."""
         self.traces: CallTraces | None = None
         """Where turns are traced, if they are."""
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from telephony_tts.doors.twilio.codec import TwilioCodec
-from telephony_tts.doors.vonage.codec import VonageCodec
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.transport.bot_dial import dial_bot
@@ -21,7 +19,7 @@ from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import Wire
-from telephony_tts.wire.native_media import NativeMediaCodec
+from telephony_tts.wire.query import StreamOptions
 
 _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
 """Close codes that the WebSocket library sends by itself, for messages that it refuses."""
@@ -65,7 +63,7 @@ async def serve_media(
             connection.end(4400, "no start event came")
         return
     start = leg.started.result()
-    # Twilio strips query strings, so the token comes as a <Parameter>. Exotel makes parameters of the query.
+    # Some platforms strip query strings, so the token comes as a parameter; others make parameters of the query.
     given = start.parameters.get("token", "").encode()
     found = settings.keys.find(given)
     if found is not None and not settings.keys.is_open:
@@ -120,8 +118,8 @@ async def serve_media(
 
 
 class MediaLeg:
-    """One media socket: passes its messages to the call, and sends what the call says. `kind` is one of
-    `metrics.MEDIA_KINDS`."""
+    """One media socket: passes its messages to the call, and sends what the call says. `kind` is its name in
+    the metrics."""
 
     kind: str
     fills = False
@@ -235,33 +233,14 @@ class MediaLeg:
         """Tell the peer, if its dialect has a message for it. By default only the log tells."""
 
 
-class TwilioLeg(MediaLeg):
-    kind = "twilio"
 
-    def __init__(self, connection: CallConnection) -> None:
-        super().__init__(connection, TwilioCodec())
-
-
-class VonageLeg(MediaLeg):
-    kind = "vonage"
-
-    def __init__(self, connection: CallConnection, call: str | None) -> None:
-        """`call` is the call's name if the address has it."""
-        super().__init__(connection, VonageCodec(call))
+def call_of(connection: CallConnection) -> str | None:
+    """The call's name in the options of the address, if it has one."""
+    assert isinstance(connection.options, StreamOptions)
+    return connection.options.call
 
 
-class NativeLeg(MediaLeg):
-    """A media process that handles the telephone call itself (PROTOCOL.md §9.4)."""
-
-    kind = "native"
-
-    def __init__(self, connection: CallConnection) -> None:
-        self._codec = NativeMediaCodec()
-        super().__init__(connection, self._codec)
-
-    def attach(self, call: Call, start: m.MediaStart) -> None:
-        self.sends_dtmf = self._codec.sends_dtmf
-        super().attach(call, start)
-
-    def complain(self, mistake: m.Invalid) -> None:
-        self.connection.send_now(*self._codec.complaint(mistake))
+def rate_of(connection: CallConnection) -> int | None:
+    """The sample rate in the options of the address, if it has one."""
+    assert isinstance(connection.options, StreamOptions)
+    return connection.options.rate_hz

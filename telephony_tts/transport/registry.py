@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import Key
 from telephony_tts.recording.live import Recordings
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import Busy, TelephonyTTSError
 from telephony_tts.transport.call import Call, Leg
 from telephony_tts.transport.connection import DirectConnection

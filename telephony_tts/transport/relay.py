@@ -12,8 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, logs
 from telephony_tts.transport.connection import limit_unsent
 
 _log = logs.get(__name__)

@@ -1,11 +1,8 @@
 """The listening socket: which connections are let in, to which call they belong, and how the server drains.
 
     /v1/stream      a bot, with or without the caller's audio on the same socket (PROTOCOL.md)
-    /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
-    /media/telnyx, /media/plivo, /media/signalwire, /media/exotel   other carriers whose messages are JSON text
-    /media/asterisk the same for Asterisk's chan_websocket; /media/freeswitch for mod_audio_stream and mod_audio_fork;
-    /media/native for our own media protocol; /media/vonage, /media/genesys and /media/jambonz for those platforms
-    /v1/speak and other paths of vendors   a bot in the protocol of another vendor (docs/protocol/)
+    /media/NAME     the media leg of a door; its bot joins by call id or is dialled at `bot.url`
+    paths of vendors   a bot in the protocol of another vendor (docs/protocol/)
     /healthz /readyz /metrics   plain HTTP on the same port; other HTTP requests go to the `HttpSide`
 """
 
@@ -20,7 +17,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -31,22 +27,10 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from telephony_tts.doors.asterisk.dial import serve_dialled
-from telephony_tts.doors.asterisk.leg import AsteriskLeg
-from telephony_tts.doors.exotel.leg import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
-from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
-from telephony_tts.doors.genesys.http_signature import SignatureVerifier
-from telephony_tts.doors.genesys.leg import GenesysLeg
-from telephony_tts.doors.jambonz.leg import JambonzLeg
-from telephony_tts.doors.plivo import codec as plivo
-from telephony_tts.doors.telnyx import codec as telnyx
-from telephony_tts.doors.twilio import codec as twilio
-from telephony_tts.doors.vonage import codec as vonage
 from telephony_tts.engines.api import spoken_languages
-from telephony_tts.ops import logs, metrics
 from telephony_tts.ops.keys.key import NO_KEY, Key
-from telephony_tts.runtime import event_loop
-from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns, unix_s
+from telephony_tts.runtime import event_loop, logs, metrics
+from telephony_tts.runtime.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.runtime.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import activity, origins
@@ -54,6 +38,7 @@ from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.call_address import call_in, call_of_http
 from telephony_tts.transport.call_catalog import CallCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
+from telephony_tts.transport.door import Doors, Handshake, MediaSide, Vendor, only, open_dialect
 from telephony_tts.transport.front_connection import FrontConnection
 from telephony_tts.transport.fronts import (
     MAX_MOVES,
@@ -65,24 +50,16 @@ from telephony_tts.transport.fronts import (
     MovedSocket,
 )
 from telephony_tts.transport.incoming import BeforeTls, HttpSide, IncomingConnection, OnePerRound
-from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
+from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.relay import Relay
 from telephony_tts.transport.request_head import RequestHead
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.transport.unserved import UnservedConnections
-from telephony_tts.transport.vendor_leg import (
-    MAX_MESSAGE_BYTES,
-    Vendor,
-    keys_in,
-    open_dialect,
-    problem_of,
-    serve_vendor,
-    vendor_of,
-)
+from telephony_tts.transport.vendor_leg import MAX_MESSAGE_BYTES, keys_in, problem_of, serve_vendor
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.query import StreamOptions, dial_in, parse_stream_query, token_in
+from telephony_tts.wire.query import parse_stream_query, token_in
 from telephony_tts.wire.vendor import Refused
 
 _log = logs.get(__name__)
@@ -96,8 +73,6 @@ _LOGGED_CHARS = 200
 """How many characters of a refusal are logged: it may quote a header, whose length the peer chooses."""
 _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
-_PLIVO_NONCE = "X-Plivo-Signature-V3-Nonce"
-_MAX_NONCES = 65_536
 
 
 class Server:
@@ -113,6 +88,8 @@ class Server:
         self.catalog = catalog
         for engine in catalog.engines:
             metrics.know_engine(engine.name)
+        doors = self.doors = settings.doors
+        metrics.know_doors(doors.media_kinds, doors.bot_names)
         self.registry = Registry()
         self._fronts = self.registry.fronts = fronts
         if fronts is not None:
@@ -131,10 +108,6 @@ class Server:
         self._limit = logs.LineLimit.outside_calls()
         self.outside_log = self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
-        genesys = settings.genesys
-        self._genesys: SignatureVerifier | None = None
-        if genesys.api_key is not None:
-            self._genesys = SignatureVerifier(genesys.api_key, genesys.secret, self._is_new)
         self._ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
@@ -144,10 +117,11 @@ class Server:
         self._begin_http = OnePerRound()
         self.unserved = UnservedConnections()
         self._drain_limit: asyncio.Timeout | None = None
-        secret = settings.vonage.signature_secret
-        self._vonage = vonage.TokenVerifier(secret) if secret is not None else None
-        self._plivo_nonces: dict[str, None] = {}
-        """The nonces of Plivo's last handshakes: one of them again is a replay."""
+        self._signatures = {
+            door.media: door.media.signature(settings.section(door), self._is_new)
+            for door in doors.all if door.media is not None
+        }
+        """What checks the handshakes of a door; None: a token is checked."""
 
     @property
     def port(self) -> int:
@@ -400,7 +374,7 @@ class Server:
             return False
         n_moves = 0 if incoming.moved is None else incoming.moved.n_moves
         to, why, is_here = None, "call", False
-        call = call_in(head) if incoming.is_websocket else call_of_http(head.target)
+        call = call_in(head, self.doors) if incoming.is_websocket else call_of_http(head.target)
         may_find = call is not None and n_moves < MAX_MOVES
         try:
             if call is not None and may_find:
@@ -426,7 +400,7 @@ class Server:
 
     def _claim_named(self, connection: FrontConnection, head: RequestHead) -> None:
         """Claim the call that an address names, until the connection is closed: then no other front begins it."""
-        call = call_in(head)
+        call = call_in(head, self.doors)
         if call is None:
             return
         try:
@@ -439,7 +413,7 @@ class Server:
         """Move a leg to the front that has its call. Raises ClaimFailed if that is not possible."""
         if not isinstance(connection, FrontConnection):
             # A connection that this server has opened.
-            raise ClaimFailed("another process has the call; name it in the address: /media/asterisk?dial=URL&call=ID")
+            raise ClaimFailed("another process has the call; name it in the address: …?dial=URL&call=ID")
         if (problem := connection.problem()) is not None:
             raise ClaimFailed(f"another process has the call, and the connection cannot be moved: {problem}")
         await self._move(connection, to, "start")
@@ -545,13 +519,12 @@ class Server:
         # The key may have been removed meanwhile, which does not end a connection. Without its name it had no limits.
         of_request = self.key_of(request.path, request.headers)
         connection.key = self.settings.keys.named(connection.moved_key) or of_request or Key(connection.moved_key)
-        path = request.path.partition("?")[0]
-        vendor = vendor_of(request.path)
-        if path == "/v1/stream":
+        media, vendor = self.doors.media_of(request.path), self.doors.vendor_of(request.path)
+        if request.path.partition("?")[0] == "/v1/stream":
             connection.options = suited(self.settings.speech, parse_stream_query(request.path), connection.key)
             connection.lexicons = self.lexicons_for(request.path, request.headers, connection.key)
-        elif path in _WITH_OPTIONS:
-            connection.options = parse_stream_query(request.path)
+        elif media is not None:
+            connection.options = parse_stream_query(request.path) if media.reads_options else None
         elif vendor is not None:
             dialect = open_dialect(vendor, request.path)
             assert not isinstance(dialect, Refused), "the other front would have refused it"
@@ -562,21 +535,19 @@ class Server:
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz}.get(path)
-        vendor = vendor_of(request.path)
-        for_programs = vendor is not None or path in ("/v1/stream", *_LEGS)
+        media, vendor = self.doors.media_of(request.path), self.doors.vendor_of(request.path)
+        for_programs = path == "/v1/stream" or media is not None or vendor is not None
         if for_programs and (refusal := self._refuse_page(connection, request)):
             return refusal
         if plain is not None:
             return plain(request)
         if path == "/v1/stream":
             return self._admit_stream(connection, request)
-        if path in _CARRIERS:
-            return self._admit_carrier(connection, request)
-        if path in _LEGS:
-            return self._admit_media(connection, request)
+        if media is not None:
+            return self._admit_media(connection, request, media)
         if vendor is not None:
             return self._admit_vendor(connection, request, vendor)
-        known = ", ".join(("/v1/stream", *_LEGS))
+        known = ", ".join(("/v1/stream", *self.doors.media))
         return _respond(HTTPStatus.NOT_FOUND, f"no such path; WebSockets are served at {known}\n")
 
     def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
@@ -593,79 +564,32 @@ class Server:
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
 
-    def _admit_carrier(self, connection: CallConnection, request: Request) -> Response | None:
-        """Let a carrier in that signs its handshake, or that has a token, or that may bring the token in `start`."""
-        path = request.path.partition("?")[0]
-        base = self.settings.server.public_url or f"wss://{_only(request.headers, 'Host')}"
-        url = base.rstrip("/") + request.path
-        secret, header = None, ""
-        if path == "/media/twilio":
-            secret, header = self.settings.twilio.auth_token, "X-Twilio-Signature"
-            is_signed = secret is not None and twilio.verify(secret, url, _only(request.headers, header))
-        elif path == "/media/plivo":
-            secret, header = self.settings.plivo.auth_token, "X-Plivo-Signature-V3"
-            is_signed = secret is not None and self._plivo_signed(secret, url, request.headers)
-        if secret is not None and not is_signed:
-            message = f"{header} does not sign {base}; is server.public_url what the carrier dials?\n"
-            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
-        if path == "/media/telnyx" and isinstance(options := telnyx.parse_options(request.path), Invalid):
-            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
-        key = self.key_of(request.path, request.headers)
-        connection.trusted = secret is not None or key is not None
-        connection.key = key or NO_KEY
-        # Its call is known only at its `start`. It may be a call in which a bot waits.
-        refusal = self._admit_leg(connection)
-        if refusal is None and secret is not None and path == "/media/plivo":
-            # Only now: a carrier that was told to come again may send the same handshake.
-            if not self._is_new(_only(request.headers, _PLIVO_NONCE)):
-                message = "X-Plivo-Signature-V3-Nonce was used before, or cannot be kept: see the server's log\n"
-                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
-            self._plivo_nonces[_only(request.headers, _PLIVO_NONCE)] = None
-            if len(self._plivo_nonces) > _MAX_NONCES:
-                del self._plivo_nonces[next(iter(self._plivo_nonces))]
-        return refusal
-
-    def _plivo_signed(self, secret: str, url: str, headers: Headers) -> bool:
-        """Whether Plivo signed the handshake, with a nonce that it has not used lately."""
-        nonce = _only(headers, _PLIVO_NONCE)
-        header = _only(headers, "X-Plivo-Signature-V3")
-        return nonce not in self._plivo_nonces and plivo.verify_v3(secret, url, header, nonce)
-
-    def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
-        path = request.path.partition("?")[0]
-        if path in _WITH_OPTIONS:
+    def _admit_media(self, connection: CallConnection, request: Request, media: MediaSide) -> Response | None:
+        """Let a media leg in that signs its handshake, or that has a token, or that may bring the token later."""
+        if media.reads_options:
             options = connection.options = parse_stream_query(request.path)
             if isinstance(options, Invalid):
                 return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
-        token = (_bearer(request.headers) or b"").decode("latin-1")
-        verifier = self._vonage if path == "/media/vonage" else None
-        if verifier is not None:
-            flaw = verifier.flaw(token, unix_s())
-        elif path == "/media/genesys" and self._genesys is not None:
-            flaw = self._flaw_of_genesys(self._genesys, request)
-        else:
-            key = self.key_of(request.path, request.headers)
-            connection.key = key or NO_KEY
-            needed = "a token is needed: Authorization: Bearer …, or as the password of Basic"
-            flaw = None if key is not None else needed
+        key = self.key_of(request.path, request.headers)
+        check = self._signatures[media]
+        handshake = Handshake(request.path, request.headers, self.settings.server.public_url)
+        bearer = (_bearer(request.headers) or b"").decode("latin-1")
+        flaw = None
+        if check is not None:
+            flaw = check.flaw(handshake, bearer)
+        elif key is None and not media.token_in_start:
+            flaw = "a token is needed: Authorization: Bearer …, or as the password of Basic"
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
-        connection.trusted = True
+        if (flaw := media.flaw_of_target(request.path)) is not None:
+            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{flaw}\n")
+        connection.trusted = check is not None or key is not None
+        connection.key = key or NO_KEY
+        # Its call may be known only at its `start`. It may be a call in which a bot waits.
         refusal = self._admit_leg(connection)
-        if refusal is None and verifier is not None:
-            # Only now: Vonage may send the same handshake again after a refusal.
-            if not self._is_new(vonage.token_identity(token).hex()):
-                message = "the JWT was used before, or cannot be kept: see the server's log\n"
-                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
-            verifier.use(token, unix_s())
+        if refusal is None and check is not None and (flaw := check.use(handshake, bearer)) is not None:
+            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         return refusal
-
-    def _flaw_of_genesys(self, verifier: SignatureVerifier, request: Request) -> str | None:
-        headers = {name.lower(): _only(request.headers, name) for name in request.headers}
-        dialled = urlsplit(self.settings.server.public_url or "")
-        target = dialled.path.rstrip("/") + request.path
-        authorities = tuple(name.lower() for name in (headers.get("host", ""), dialled.netloc) if name)
-        return verifier.flaw(headers, target, authorities, unix_s())
 
     def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
         dialect = open_dialect(vendor, request.path)
@@ -762,7 +686,7 @@ class Server:
         settings, keys = self.settings.server, self.settings.keys
         if not keys.is_open and (bearer := _bearer(headers)) is not None and keys.find(bearer) is not None:
             return None
-        origin, host = _only(headers, "Origin"), _only(headers, "Host")
+        origin, host = only(headers, "Origin"), only(headers, "Host")
         listed, public_url, has_tokens = settings.origins, settings.public_url, not keys.is_open
         if origins.is_allowed(origin, host, here, listed, public_url, has_tokens=has_tokens):
             return None
@@ -773,7 +697,7 @@ class Server:
         """Why an HTTP request without `Origin` is refused: it may come from a page that uses DNS rebinding. A server
         with tokens needs no such check, because the page has none. `here` is our own address."""
         settings = self.settings.server
-        host = _only(headers, "Host")
+        host = only(headers, "Host")
         if "Origin" in headers or not self.settings.keys.is_open:
             return None
         if not origins.may_be_rebound(host, here, settings.origins, settings.public_url):
@@ -788,7 +712,7 @@ class Server:
 
     def key_of(self, target: str, headers: Headers) -> Key | None:
         """The key of a request, in any of the places where clients put a token. None if it has none."""
-        found = (self.settings.keys.find(token) for token in _keys_of(target, headers))
+        found = (self.settings.keys.find(token) for token in _keys_of(target, headers, self.doors))
         return next((key for key in found if key is not None), None)
 
     def supervises(self, key: Key) -> bool:
@@ -797,7 +721,7 @@ class Server:
 
     def lexicons_for(self, target: str, headers: Headers, key: Key) -> tuple[str, ...]:
         """The names of the lexicons for the token of a request, which is that of `key`."""
-        return self.settings.lexicons_for(_keys_of(target, headers), key)
+        return self.settings.lexicons_for(_keys_of(target, headers, self.doors), key)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -829,7 +753,7 @@ class Server:
         """
         response = self._refuse_page(connection, request) or self._refuse_metrics(request)
         if response is None:
-            accept = _only(request.headers, "Accept") if self._authorised(request) else ""
+            accept = only(request.headers, "Accept") if self._authorised(request) else ""
             if self._fronts is None:
                 self.refresh_gauges()
                 families: metrics.MetricFamilies = iter(metrics.REGISTRY.collect())
@@ -893,13 +817,18 @@ class Server:
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
         elif connection.dialect is not None:
-            vendor = vendor_of(connection.request.path)
+            vendor = self.doors.vendor_of(connection.target)
             assert vendor is not None
             await serve_vendor(vendor, connection.dialect, connection, self.settings, self.registry, self.catalog)
-        elif (url := dial_in(connection.request.path)) is not None:
-            await serve_dialled(connection, url, self.settings, self.registry, self.catalog)
         else:
-            leg = _LEGS[connection.request.path.partition("?")[0]](connection, self.settings)
+            media = self.doors.media_of(connection.target)
+            assert media is not None
+            if media.control is not None:
+                controlling = media.control(connection, self.settings, self.registry, self.catalog)
+                if controlling is not None:
+                    await controlling
+                    return
+            leg = media.make(connection, self.settings)
             await serve_media(
                 leg, self.settings, self.registry, self.catalog, trusted=connection.trusted,
                 may_begin=connection.may_begin, key=connection.key,
@@ -919,54 +848,28 @@ class Server:
             self._publish()
 
 
-_LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
-    "/media/twilio": lambda connection, _: TwilioLeg(connection),
-    "/media/asterisk": lambda connection, settings: AsteriskLeg(connection, settings.asterisk_lead_ms),
-    "/media/freeswitch": lambda connection, _: FreeSwitchLeg(connection),
-    "/media/native": lambda connection, _: NativeLeg(connection),
-    "/media/telnyx": lambda connection, _: TelnyxLeg(connection),
-    "/media/plivo": lambda connection, _: PlivoLeg(connection),
-    "/media/signalwire": lambda connection, _: SignalWireLeg(connection),
-    "/media/exotel": lambda connection, settings: ExotelLeg(connection, settings.speech.lead_ms),
-    "/media/vonage": lambda connection, _: VonageLeg(connection, _options(connection).call),
-    "/media/genesys": lambda connection, _: GenesysLeg(connection, _options(connection).call),
-    "/media/jambonz": lambda connection, _: JambonzLeg(
-        connection, _options(connection).call, _options(connection).rate_hz
-    ),
-}
-_CARRIERS = ("/media/twilio", "/media/telnyx", "/media/plivo", "/media/signalwire", "/media/exotel")
-"""Legs that may bring their token in `start`."""
-_WITH_OPTIONS = ("/media/vonage", "/media/genesys", "/media/jambonz")
-"""Legs that read `call`, and some also `rate`, from their address."""
-
-
 def _shut(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _options(connection: CallConnection) -> StreamOptions:
-    assert isinstance(connection.options, StreamOptions)
-    return connection.options
-
-
 def _bearer(headers: Headers) -> bytes | None:
     """The token of `Authorization: Bearer` or `Token`; None if the request has no such header."""
-    scheme, _, credential = _only(headers, "Authorization").partition(" ")
+    scheme, _, credential = only(headers, "Authorization").partition(" ")
     if scheme.lower() not in ("bearer", "token"):
         return None
     # Headers are bytes, which the library decodes as Latin-1.
     return credential.strip().encode("iso-8859-1", "surrogateescape")
 
 
-def _keys_of(target: str, headers: Headers) -> Iterator[bytes]:
+def _keys_of(target: str, headers: Headers, doors: Doors) -> Iterator[bytes]:
     """What a request has in the places where clients put a token, at least one; b"" for none."""
     given = _bearer(headers)
     if given is None:
-        scheme, _, credential = _only(headers, "Authorization").partition(" ")
+        scheme, _, credential = only(headers, "Authorization").partition(" ")
         given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
     yield given
-    for key in keys_in(target, headers):
+    for key in keys_in(target, headers, doors):
         yield key.encode()
 
 
@@ -989,12 +892,6 @@ def _with_headers_of_vendor(connection: ServerConnection, _request: Request, res
     if connection.dialect is not None and response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
         for name, value in connection.dialect.headers():
             response.headers[name] = value
-
-
-def _only(headers: Headers, name: str) -> str:
-    """A header's value. Empty if it is there twice: a proxy may have checked only one of the two."""
-    values = headers.get_all(name)
-    return values[0] if len(values) == 1 else ""
 
 
 def _respond(status: HTTPStatus, text: str) -> Response:

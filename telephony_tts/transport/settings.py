@@ -1,28 +1,28 @@
 """The settings of the server, and the sections of the configuration that they come from.
 
-`telephony_tts.app.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo`, `vonage`, `genesys` and
-`asterisk` straight into the classes here, so each setting and its allowed values are declared once.
+`telephony_tts.app.config` reads the sections `server`, `limits`, `bot`, `vendors` and `sounds` straight into the
+classes here, so each setting and its allowed values are declared once. A door has the class of its own section.
 """
 
 from __future__ import annotations
 
-import base64
 import hmac
 import ipaddress
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from telephony_tts.doors.asterisk.codec import LEAD_MS
 from telephony_tts.experiments.running import Experiments
 from telephony_tts.ops.keys.key import NO_KEY, Key, KeyRing
-from telephony_tts.ops.schema import Between, OneOf, Spelt, Url, show
-from telephony_tts.session.settings import MOST_PTIME_MS, CallLimits, Count, SessionSettings
+from telephony_tts.runtime.schema import Between, OneOf, Spelt, Url, show
+from telephony_tts.session.settings import CallLimits, Count, SessionSettings
 from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call_catalog import VoiceOwners
+from telephony_tts.transport.door import Door, Doors
 
+Section = TypeVar("Section")
 Seconds = Annotated[float, Between(0.001, 86_400)]
 
 ORIGIN = Spelt(
@@ -128,69 +128,6 @@ class BotSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TwilioSettings:
-    """The section `twilio`. With `auth_token` each media connection must carry a valid X-Twilio-Signature."""
-
-    auth_token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PlivoSettings:
-    """The section `plivo`. With `auth_token` each media connection must carry a valid X-Plivo-Signature-V3."""
-
-    auth_token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class VonageSettings:
-    """The section `vonage`. With `signature_secret` each media connection must carry a JWT signed with it."""
-
-    signature_secret: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class GenesysSettings:
-    """The section `genesys`. With `api_key` and `client_secret`, which is base64 as in Genesys's console, each media
-    connection must be signed with them."""
-
-    api_key: str | None = field(default=None, repr=False)
-    client_secret: str | None = field(default=None, repr=False)
-
-    @property
-    def secret(self) -> bytes:
-        """The key of the signatures. Empty if there is none, or if `client_secret` is not base64."""
-        try:
-            return base64.b64decode(self.client_secret or "", validate=True)
-        except ValueError:
-            return b""
-
-    def conflicts(self) -> Iterator[str]:
-        if (self.api_key is None) != (self.client_secret is None):
-            missing = "api_key" if self.api_key is None else "client_secret"
-            yield f"{missing}: missing; the API key and the client secret go together"
-        elif self.client_secret is not None and not self.secret:
-            yield "client_secret: not base64; take it from the integration's settings as it stands there"
-
-
-@dataclass(frozen=True, slots=True)
-class AsteriskSettings:
-    """The section `asterisk`. `dial` lists media WebSockets that may be dialled: `ws://pbx:8088/media/` and what lies
-    below it.
-
-    `lead_ms` of our speech wait in Asterisk's own queue, but never more than `speech.ahead_ms`. It is at least a frame
-    of any length: with less than the silence that keeps the queue filled, speech would never begin.
-    """
-
-    dial: tuple[str, ...] = ()
-    lead_ms: Annotated[int, Between(MOST_PTIME_MS, 5_000)] = LEAD_MS
-
-    def conflicts(self) -> Iterator[str]:
-        for url in self.dial:
-            if not url.startswith(("ws://", "wss://")):
-                yield f"dial: {show(url)} is not the address of a WebSocket; expected one such as ws://127.0.0.1:8088/media/"
-
-
-@dataclass(frozen=True, slots=True)
 class VendorSettings:
     """The section `vendors`: bots that speak the protocols of other vendors, and HTTP clients.
 
@@ -237,19 +174,17 @@ class TransportSettings:
     `speech` is what a call starts with. `find_sound` finds the sounds of the section `sounds`. `keys` are the tokens of
     `server` and the named keys; both change while the server runs, as `experiments` do. `token_lexicons` has the names
     of the lexicons for bots with a token, `key_lexicons` those for bots with a named key. `owners` knows whose voices
-    are whose. `tls` has the loaded certificate of `server.tls`.
+    are whose. `tls` has the loaded certificate of `server.tls`. `doors` are the ways in, `sections` their
+    settings by their names.
     """
 
     speech: SessionSettings = field(default_factory=SessionSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     limits: ServerLimits = field(default_factory=ServerLimits)
     bot: BotSettings = field(default_factory=BotSettings)
-    twilio: TwilioSettings = field(default_factory=TwilioSettings)
-    plivo: PlivoSettings = field(default_factory=PlivoSettings)
-    vonage: VonageSettings = field(default_factory=VonageSettings)
-    genesys: GenesysSettings = field(default_factory=GenesysSettings)
-    asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
+    doors: Doors = field(default_factory=Doors)
+    sections: Mapping[str, Any] = field(default_factory=dict, repr=False)
     find_sound: FindSound | None = None
     token_lexicons: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     key_lexicons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -273,7 +208,12 @@ class TransportSettings:
         )
         return of_key + of_tokens
 
-    @property
-    def asterisk_lead_ms(self) -> int:
-        """How much speech waits in Asterisk: no more than is synthesised ahead, and at least one frame."""
-        return max(MOST_PTIME_MS, min(self.asterisk.lead_ms, self.speech.ahead_ms))
+    def section(self, door: Door) -> Any:
+        """The section of the configuration that belongs to a door. None if the door has no settings."""
+        if door.settings is None:
+            return None
+        return self.sections[door.name] if door.name in self.sections else door.settings()
+
+    def of(self, kind: type[Section]) -> Section:
+        """The section of the configuration that is a `kind`, the class of a door's settings."""
+        return next((each for each in self.sections.values() if isinstance(each, kind)), kind())

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from telephony_tts.audio.included_sounds import INCLUDED
 from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.sound_file import decode_sound, read_sound
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.daemon_pool import DaemonPool
 from telephony_tts.runtime.errors import AudioError, SoundError
 from telephony_tts.transport.settings import SoundSettings

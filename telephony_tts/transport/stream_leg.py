@@ -6,8 +6,8 @@ import secrets
 from dataclasses import replace
 from functools import partial
 
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import NO_KEY, Key
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.session.session import Session
@@ -110,7 +110,7 @@ def new_call(
     find_sound: FindSound | None = None,
     settings: TransportSettings | None = None,
 ) -> Call:
-    """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
+    """A call that begins now. `kind` is its name in the metrics; "stream" and "http" have no media leg. Without
     `find_sound` it has no sounds. With `settings` the limits of keys hold, and it takes part in the experiments. The
     `catalog` of a call for an HTTP request has those limits already."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")

@@ -1,4 +1,4 @@
-"""Traces of turns, as calls need them: `telephony_tts.ops.tracing` implements them with OpenTelemetry."""
+"""Traces of turns, as calls need them: `telephony_tts.app.tracing` implements them with OpenTelemetry."""
 
 from __future__ import annotations
 

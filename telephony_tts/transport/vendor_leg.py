@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from websockets.datastructures import Headers
 
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.doors.cartesia import codec as cartesia
-from telephony_tts.doors.dashscope import codec as dashscope
-from telephony_tts.doors.deepgram import codec as deepgram
-from telephony_tts.doors.deepgram import flux as deepgram_flux
-from telephony_tts.doors.elevenlabs import codec as elevenlabs
-from telephony_tts.doors.jambonz import tts_codec as jambonz_tts
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.door import Doors, Vendor
 from telephony_tts.transport.registry import Registry, close_code
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
@@ -67,85 +61,18 @@ _MAX_TURN_CHARS = 200_000
 """These protocols have no limit of a turn that could be announced to their clients. Flow control is the socket's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vendor:
-    """A vendor's protocol: its path, and how a connection to it begins.
-
-    `open` gets the request target. `refuse` makes the vendor's answer from an HTTP status, our code and a message.
-    `own_voice` matches the vendor's names for voices: such a voice is the default one unless `vendors.voice_names` maps
-    it.
-    """
-
-    name: str
-    path: re.Pattern[str]
-    open: Callable[[str], VendorDialect | Refused]
-    refuse: Callable[[int, str, str], Refused]
-    own_voice: re.Pattern[str]
-    key_may_follow: bool = False
-    """A client may send its key in the first message."""
-    turn_idle_s: int | None = None
-    """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
-    repeats_silent_turns: bool = False
-    """A client asks again for a turn of which it has heard nothing for some seconds, on the same socket."""
-
-
-VENDORS = (
-    Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
-    Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), deepgram_flux.open_flux, deepgram.refuse, deepgram.OWN_VOICE),
-    Vendor(
-        "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
-        key_may_follow=True, repeats_silent_turns=True,
-    ),
-    Vendor(
-        "cartesia", re.compile(r"/tts/websocket/?"), cartesia.open_contexts, cartesia.refuse, cartesia.OWN_VOICE
-    ),
-    Vendor(
-        "dashscope", re.compile(r"/api-ws/v1/inference/?"), dashscope.open_inference, dashscope.refuse,
-        dashscope.OWN_VOICE, turn_idle_s=dashscope.TASK_IDLE_S,
-    ),
-    Vendor("jambonz", re.compile(r"/jambonz/tts/?"), jambonz_tts.open_tts, jambonz_tts.refuse, jambonz_tts.OWN_VOICE),
-)  # fmt: skip
-
-
-_CALL_PREFIX = re.compile(r"/calls/([^/?#]*)(?=/)")
-
-
-def split_call(target: str) -> tuple[str | None, str]:
-    """(the call that a target such as `/calls/CA1/v1/speak?model=x` joins, the rest of the target).
-
-    Most clients of vendors add their own path and query to a base URL, so it cannot carry `?call=`.
-    """
-    prefix = _CALL_PREFIX.match(target)
-    return (None, target) if prefix is None else (prefix[1], target[prefix.end() :])
-
-
-def vendor_of(target: str) -> Vendor | None:
-    """The vendor whose WebSocket this request target is."""
-    path = split_call(target)[1].partition("?")[0]
-    return next((vendor for vendor in VENDORS if vendor.path.fullmatch(path)), None)
-
-
-def open_dialect(vendor: Vendor, target: str) -> VendorDialect | Refused:
-    """The dialect of a connection to `target`, or the refusal of its options."""
-    call, target = split_call(target)
-    dialect = vendor.open(target)
-    if call is not None and not isinstance(dialect, Refused):
-        dialect.options = replace(dialect.options, call=call)
-    return dialect
-
-
 CONSOLE_SUBPROTOCOL = "token.base64url"
 """The console's own: a token may have characters that a subprotocol may not."""
 
 
-def keys_in(target: str, headers: Headers) -> Iterable[str]:
+def keys_in(target: str, headers: Headers, doors: Doors) -> Iterable[str]:
     """Credentials in the places where clients of other vendors put them, beside `Authorization`. A header that is there
     twice counts as none: a proxy may have checked only one of the two."""
-    for name in ("xi-api-key", "X-API-Key", "X-Vapi-Secret"):
+    for name in doors.key_headers:
         if len(values := headers.get_all(name)) == 1:
             yield values[0]
     query = query_of(target)
-    for name in ("api_key", "xi-api-key", "xi_api_key", "single_use_token", "access_token"):
+    for name in doors.key_options:
         if name in query:
             yield query[name]
     scheme, _, key = ",".join(headers.get_all("Sec-WebSocket-Protocol")).partition(",")

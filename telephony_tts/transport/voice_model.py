@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from telephony_tts.audio.voice_activity import VoiceModel
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.daemon_pool import DaemonPool
 from telephony_tts.runtime.errors import AudioError

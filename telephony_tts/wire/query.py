@@ -119,28 +119,6 @@ def token_in(path: str) -> str | None:
     return next((clean(raw) for name, raw in reversed(pairs) if name == "token"), None)
 
 
-def dial_in(path: str) -> str | None:
-    """The address to dial in a request target such as `/media/asterisk?dial=ws://…`; None for any other target."""
-    address, _, query = path.partition("?")
-    if address != "/media/asterisk":
-        return None
-    try:
-        pairs = parse_qsl(query.partition("#")[0], max_num_fields=MAX_OPTIONS)
-    except ValueError:
-        return None
-    return next((clean(raw) for name, raw in reversed(pairs) if name == "dial"), None)
-
-
-def call_of_dial(path: str) -> str | None:
-    """The call that such a target also names with `call`; None without a valid one."""
-    try:
-        pairs = parse_qsl(path.partition("?")[2].partition("#")[0], max_num_fields=MAX_OPTIONS)
-    except ValueError:
-        return None
-    named = next((clean(raw) for name, raw in reversed(pairs) if name == "call"), "")
-    return named if CALL_NAME.fullmatch(named) else None
-
-
 def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def read(raw: str) -> str:
         if raw not in allowed:

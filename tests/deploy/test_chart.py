@@ -31,7 +31,7 @@ from deploy_tools import (
 
 from sip_bridge.config import load as load_bridge
 from telephony_tts.app.config import Config
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 pytestmark = pytest.mark.timed
 

@@ -28,11 +28,11 @@ from telephony_tts.http_api import console_calls
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.http_api.console_routes import ConsoleTools
 from telephony_tts.http_api.responses import STATUS
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
 from telephony_tts.ops.lexicon_files import MAX_FILE_BYTES, LexiconFiles
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import EngineError
 
 pytestmark = pytest.mark.slow

@@ -22,11 +22,10 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
-from telephony_tts.ops import metrics
-from telephony_tts.runtime import event_loop
+from telephony_tts.runtime import event_loop, metrics
 from telephony_tts.wire.messages import Configure
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
 """The seeds of the calls: with each of them `TEXT` takes three to four seconds."""

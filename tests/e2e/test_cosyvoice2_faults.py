@@ -23,7 +23,7 @@ from websockets.asyncio.client import connect
 
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.thorough]
 
 WAIT_S = 30.0
 BAD, GOOD = "Zebras.", "Your parcel left the depot on Tuesday morning."

@@ -20,7 +20,7 @@ from served import process
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("forked_server")]
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("forked_server"), pytest.mark.thorough]
 
 WAIT_S = 30.0
 STALL_S = 4.0

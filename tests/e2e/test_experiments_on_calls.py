@@ -23,8 +23,8 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.experiments.arms import Arm, Experiment
 from telephony_tts.experiments.running import Experiments
 from telephony_tts.experiments.sums import StopRules
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -18,11 +18,12 @@ from twilio_peer import TwilioPeer, calling, dialling
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from telephony_tts.app.config import doors
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
-from telephony_tts.transport.server import _LEGS, _WITH_OPTIONS
+from telephony_tts.runtime import metrics
+from telephony_tts.transport.door import Doors
 
 pytestmark = pytest.mark.slow
 
@@ -413,7 +414,7 @@ def test_a_carrier_brings_its_key_as_a_parameter() -> None:
 
 # ------------------------------------------------------------------- keys that are no PBX
 
-MEDIA = [f"{path}{'?call=c1' if path in _WITH_OPTIONS else ''}" for path in _LEGS]
+MEDIA = [f"{path}{'?call=c1' if side.reads_options else ''}" for path, side in Doors(doors()).media.items()]
 
 
 @pytest.mark.parametrize("path", [*MEDIA, "/media/asterisk?dial=ws://pbx.example/media/1&call=c1"])

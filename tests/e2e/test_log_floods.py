@@ -15,7 +15,7 @@ from log_lines import lines
 from rig import get, run, serving
 from served import process
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 N = 5_000
 N_REFUSED = 1_600

@@ -22,6 +22,7 @@ from websockets.exceptions import InvalidStatus
 from telephony_tts.app.config import load
 from telephony_tts.app.settings import transport_settings
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.doors.asterisk.door import lead_ms
 
 pytestmark = pytest.mark.timed
 
@@ -199,11 +200,11 @@ def test_speech_waits_in_asterisks_queue_in_messages_of_several_frames() -> None
 
 
 def test_no_more_speech_waits_in_asterisk_than_is_made_ahead() -> None:
-    assert transport_settings(load(None, {}, {})).asterisk_lead_ms == 1000
-    assert transport_settings(load(None, {"speech.ahead_ms": 500}, {})).asterisk_lead_ms == 500
-    assert transport_settings(load(None, {"asterisk.lead_ms": 60}, {})).asterisk_lead_ms == 60
+    assert lead_ms(transport_settings(load(None, {}, {}))) == 1000
+    assert lead_ms(transport_settings(load(None, {"speech.ahead_ms": 500}, {}))) == 500
+    assert lead_ms(transport_settings(load(None, {"asterisk.lead_ms": 60}, {}))) == 60
     # With less than a frame the silence between turns would always be ahead of the turn.
-    assert transport_settings(load(None, {"speech.ahead_ms": 0, "speech.lead_ms": 0}, {})).asterisk_lead_ms == 60
+    assert lead_ms(transport_settings(load(None, {"speech.ahead_ms": 0, "speech.lead_ms": 0}, {}))) == 60
 
 
 def test_a_queue_that_is_not_empty_after_a_flush_is_flushed_again_and_not_for_ever() -> None:

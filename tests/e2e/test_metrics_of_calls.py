@@ -12,7 +12,7 @@ from rig import Bot, Rig, Tones, get, run, serving, speech_settings
 
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.ops.lexicon_files import LexiconFiles
-from telephony_tts.ops.metrics import render, value
+from telephony_tts.runtime.metrics import render, value
 from telephony_tts.session.lexicons import CallLexicon
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.peer]
+pytestmark = [pytest.mark.slow, pytest.mark.peer, pytest.mark.thorough]
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from telephony_tts.cli.main import main as command_line
 from telephony_tts.engines import phrase_store
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.fake.engine import FakeEngine
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.slow

@@ -26,10 +26,10 @@ from test_twilio_call import dialled
 from twilio_peer import TwilioPeer, dialling
 
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
-from telephony_tts.ops import metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording.live import Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.runtime import metrics
 from telephony_tts.transport import call as call_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed]

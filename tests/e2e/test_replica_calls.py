@@ -15,12 +15,12 @@ from rig import Bot, Rig, decoded, gather, serving, speech_settings
 from tone_text import tone_text
 
 from telephony_tts.engines.remote.client import RemoteEngine
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 sys.path.append(str(Path(__file__).parents[1] / "engines" / "remote"))
 from engine_servers import ServerProcess, engine_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timed]
+pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.thorough]
 
 WORDS = ["abc", "defg", "hij", "klmno", "pqr", "stuv", "wxyz"]
 TEXT = " ".join(WORDS * 4)

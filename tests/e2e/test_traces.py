@@ -18,10 +18,10 @@ from rig import Rig, Tones, run, serving, until
 from served import process
 from websockets.asyncio.client import connect
 
+from telephony_tts.app.tracing import TurnTracing
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.ops.metrics import render
-from telephony_tts.ops.tracing import TurnTracing
 from telephony_tts.runtime.errors import EngineError
+from telephony_tts.runtime.metrics import render
 
 pytestmark = pytest.mark.slow
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.runtime.errors import AudioError
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.thorough]
 
 
 def test_a_call_beside_voices_that_are_made_hears_no_gap(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rig import Rig, get, run, serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 pytestmark = pytest.mark.timed
 

@@ -23,8 +23,8 @@ from telephony_tts.engines.api import Chunk, Engine, Timing, Utterance
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.phrase_store import FOLDER, FORMAT, DamagedPhrase, PhraseStore, from_bytes, to_bytes
 from telephony_tts.engines.phrases import PhraseKeeper
-from telephony_tts.ops.metrics import value
 from telephony_tts.runtime.errors import ConfigError, EngineError
+from telephony_tts.runtime.metrics import value
 
 pytest.importorskip("diskcache")
 pytestmark = pytest.mark.slow  # threads and files

@@ -8,8 +8,8 @@ from log_lines import lines
 from telephony_tts.experiments.arms import Arm, Experiment
 from telephony_tts.experiments.running import Experiments, RunningArm, voices_of
 from telephony_tts.experiments.sums import CallSums, StopRules
-from telephony_tts.ops import metrics
 from telephony_tts.ops.keys.key import NO_KEY
+from telephony_tts.runtime import metrics
 
 FAILING = CallSums(turns=1, errors=1)
 

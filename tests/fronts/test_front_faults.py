@@ -28,7 +28,7 @@ from telephony_tts.doors.plivo.codec import signature_v3
 from telephony_tts.fronts.metrics_of_all import unpacked
 
 DONE_8 = 'telephony_tts_turns_total{door="native",outcome="done"} 8.0'
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.thorough]
 
 SENTENCE = "Your parcel left the depot on Tuesday."
 SETTLED_S = 0.2

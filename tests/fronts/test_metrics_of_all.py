@@ -19,7 +19,7 @@ from telephony_tts.fronts.loads import Loads
 from telephony_tts.fronts.metrics_folder import add_ended, keep, with_ended
 from telephony_tts.fronts.metrics_of_all import Families, added, metrics_of, packed, snapshot, unpacked
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
-from telephony_tts.ops.metrics import LoopHistogram, encode
+from telephony_tts.runtime.metrics import LoopHistogram, encode
 
 
 class One:

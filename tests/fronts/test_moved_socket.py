@@ -6,16 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.app.config import doors
+from telephony_tts.doors.asterisk.dial import call_of_dial
 from telephony_tts.transport.call_address import call_in
+from telephony_tts.transport.door import Doors, open_dialect
 from telephony_tts.transport.fronts import MovedSocket, unpacked
 from telephony_tts.transport.request_head import RequestHead
-from telephony_tts.transport.vendor_leg import open_dialect, vendor_of
 from telephony_tts.wire.fields import CALL_NAME
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.query import call_of_dial, parse_stream_query
+from telephony_tts.wire.query import parse_stream_query
 from telephony_tts.wire.vendor import Refused
 
 MOVED = MovedSocket("leg", 2, ("127.0.0.1", 80), ("::1", 4000), b"read\0\xff", b"GET", b"unread", True, "acme")
+
+DOORS = Doors(doors())
 
 
 def test_a_moved_socket_survives_its_bytes() -> None:
@@ -78,15 +82,15 @@ def head(target: str, *headers: str) -> RequestHead:
     ],
 )
 def test_the_call_in_an_address(target: str, call: str | None) -> None:
-    assert call_in(head(target)) == call
+    assert call_in(head(target), DOORS) == call
 
 
 def test_the_call_in_a_header_of_freeswitch() -> None:
-    assert call_in(head("/media/freeswitch", "X-Call: F1")) == "F1"
-    assert call_in(head("/media/freeswitch", "x-call:   F1  ")) == "F1"
-    assert call_in(head("/media/freeswitch", "X-Call: F1", "X-Call: F2")) is None
-    assert call_in(head("/media/freeswitch", "X-Call: a b")) is None
-    assert call_in(head("/media/freeswitch")) is None
+    assert call_in(head("/media/freeswitch", "X-Call: F1"), DOORS) == "F1"
+    assert call_in(head("/media/freeswitch", "x-call:   F1  "), DOORS) == "F1"
+    assert call_in(head("/media/freeswitch", "X-Call: F1", "X-Call: F2"), DOORS) is None
+    assert call_in(head("/media/freeswitch", "X-Call: a b"), DOORS) is None
+    assert call_in(head("/media/freeswitch"), DOORS) is None
 
 
 QUERY = st.lists(
@@ -105,7 +109,7 @@ PATHS = st.sampled_from(
 @given(PATHS, QUERY)
 def test_it_is_the_call_that_the_leg_itself_reads(path: str, query: str) -> None:
     target = f"{path}?{query}".replace(" ", "%20").replace("ä", "%C3%A4")
-    vendor = vendor_of(target)
+    vendor = DOORS.vendor_of(target)
     if vendor is not None:
         dialect = open_dialect(vendor, target)
         expected = None if isinstance(dialect, Refused) else dialect.options.call
@@ -114,7 +118,7 @@ def test_it_is_the_call_that_the_leg_itself_reads(path: str, query: str) -> None
     else:
         options = parse_stream_query(target)
         expected = None if isinstance(options, Invalid) else options.call
-    assert call_in(head(target)) == expected
+    assert call_in(head(target), DOORS) == expected
 
 
 def test_the_call_of_a_dial_must_be_a_name() -> None:

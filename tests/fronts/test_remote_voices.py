@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines" / "remote"))
 import engine_servers
 from engine_servers import engine_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.app import config
+from telephony_tts.app.config import doors
 from telephony_tts.audio.sound_file import decode_sound
-from telephony_tts.ops.schema import show
 from telephony_tts.runtime.errors import AudioError, ConfigError
+from telephony_tts.runtime.schema import show
 from telephony_tts.text.ssml import SsmlReader
 from telephony_tts.transport.call_address import call_in
+from telephony_tts.transport.door import Doors
 from telephony_tts.transport.fronts import MovedSocket, unpacked
 from telephony_tts.transport.request_head import RequestHead
 
@@ -150,7 +152,7 @@ def test_a_call_that_a_vendors_address_misnames_is_no_call(call: str) -> None:
     for named, is_one in ((call, False), ("c1", True)):
         head = RequestHead()
         head.feed(f"GET /calls/{named}/v1/speak HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        assert call_in(head) == (named if is_one else None)
+        assert call_in(head, Doors(doors())) == (named if is_one else None)
 
 
 def test_a_tag_with_a_very_long_name_takes_linear_time() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from telephony_tts.app.config import doors
 from telephony_tts.recording.replay import read_recording
-from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect
+from telephony_tts.transport.door import Doors, Vendor, open_dialect
 from telephony_tts.wire.messages import Invalid, MediaAudio, MediaStart, Text
 from telephony_tts.wire.vendor import Refused, Reply
 from torture.fuzz.__main__ import fuzz, main
@@ -109,7 +110,7 @@ def test_the_seeds_of_telephone_platforms_are_understood(
         assert any(isinstance(message, MediaAudio) and message.payload for message in told)
 
 
-@pytest.mark.parametrize("vendor", VENDORS, ids=[vendor.name for vendor in VENDORS])
+@pytest.mark.parametrize("vendor", Doors(doors()).vendors, ids=lambda vendor: vendor.name)
 def test_the_seeds_of_vendors_are_understood(vendor: Vendor) -> None:
     for seed in TARGETS[f"{vendor.name}_bot"].seeds:
         (target, _), *messages = messages_of(seed)

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from server_settings import transport_settings
 
+from telephony_tts.doors.cartesia.routes import CartesiaText
 from telephony_tts.doors.cosyvoice.routes import ROUTES
+from telephony_tts.doors.deepgram.routes import DeepgramText
+from telephony_tts.doors.elevenlabs.routes import ElevenLabsText
+from telephony_tts.doors.jambonz.routes import JambonzTts
 from telephony_tts.doors.openai.routes import OpenAISpeech
-from telephony_tts.doors.vapi.routes import JambonzTts, VapiMessage
-from telephony_tts.doors.vendor_routes import CartesiaText, DeepgramText, ElevenLabsText
+from telephony_tts.doors.vapi.routes import VapiMessage
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.http_api.application import application

@@ -17,7 +17,7 @@ import yaml
 from loaded_server import TOKEN, load, server
 from prometheus_peer import ROOT, RULES, Prometheus, prometheus
 
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.peer]
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))

@@ -15,7 +15,7 @@ from rig import Rig, Tones, correlation, decoded, rendering, run, serving
 
 from telephony_tts.engines.api import Pcm
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 ONE, TWO = "This is the first sentence.", "And a second sentence follows that is longer than the first one."
 NEXT = "The next turn is short."

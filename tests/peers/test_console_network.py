@@ -15,7 +15,7 @@ from late_network import HOST, LateNetwork, late_network
 from rig import Rig, delayed_correlation, greeted, run, serving, until
 from test_console_say import FINE_HZ, LOUD, from_first_sound, said, sound_in, turn, type_and_enter
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 TEXT = "Hello, this is your bank. Your balance is forty two dollars and fifty cents today."
 SHORT = "Hello there."

@@ -13,7 +13,7 @@ from environment import bots_python, drive
 from rig import Tones, correlation, decoded, rendering, run, serving, until
 from twilio_peer import calling
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 SCRIPT = "dashscope_tasks.py"
 LONG = "I will now read you every single item of your long order, one after the other, until you stop me."

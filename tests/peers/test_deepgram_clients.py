@@ -13,7 +13,7 @@ from environment import drive
 from rig import Rig, Tones, correlation, decoded, rendering, run, serving, until
 from twilio_peer import calling
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 FIRST = "This is the first sentence. And a second one that is longer than the first, so it can be interrupted."
 OTHER = "Now the other turn."

@@ -14,7 +14,7 @@ import pytest
 from environment import bots_python, drive
 from rig import correlation, decoded, delayed_correlation, rendering, run, serving
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 MS_PER_CHAR = 60
 FIRST = "This is the first sentence. And a second one, that is longer than it."

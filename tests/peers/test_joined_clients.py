@@ -16,7 +16,7 @@ from environment import bots_python, drive
 from rig import Rig, correlation, decoded, rendering, run, serving, until
 from twilio_peer import TwilioPeer, calling
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 FIRST = "This is the first sentence. And a second one that is longer than the first, so it can be interrupted."
 OTHER = "Now the other turn."

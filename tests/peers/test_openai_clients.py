@@ -17,7 +17,7 @@ from twilio_peer import TwilioPeer, calling
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.transport.settings import ServerSettings
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 TEXT = "Hello there, my friend."
 FIRST = "This is the first sentence. And a second one that is longer than the first, so it can be interrupted."

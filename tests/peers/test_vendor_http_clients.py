@@ -14,7 +14,7 @@ from twilio_peer import calling
 
 from telephony_tts.transport.settings import ServerSettings
 
-pytestmark = [pytest.mark.peer, pytest.mark.timed]
+pytestmark = [pytest.mark.peer, pytest.mark.timed, pytest.mark.thorough]
 
 TEXT, OTHER = "Hello there, my friend.", "Now the other turn."
 SERVICES = ("deepgram", "elevenlabs", "cartesia")

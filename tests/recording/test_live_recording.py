@@ -17,11 +17,11 @@ import pytest
 from clean_run import until
 
 from telephony_tts.app.config import load
-from telephony_tts.ops import logs, metrics
 from telephony_tts.recording import folder as folders
 from telephony_tts.recording import live as live_module
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.recording.settings import RecordingSettings
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.session.session import Session

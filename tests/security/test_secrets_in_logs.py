@@ -48,7 +48,7 @@ HIDDEN = (
 
 _UNLIMITED = """
 from telephony_tts.cli import main as cli
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 logs.LineLimit.outside_calls = classmethod(lambda kind: kind(1_000_000, 1_000_000))
 cli.main()
 """

@@ -23,12 +23,11 @@ from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request
 from wire_peer import WireRequest, WireSocket
 
+from telephony_tts.app.config import doors
 from telephony_tts.doors.twilio import codec as twilio
 from telephony_tts.ops.keys.key import Key, KeyRing, digest_of
-from telephony_tts.transport import vendor_leg
 from telephony_tts.transport.call import Call
-from telephony_tts.transport.server import _LEGS
-from telephony_tts.transport.vendor_leg import vendor_of
+from telephony_tts.transport.door import Doors
 
 pytestmark = pytest.mark.slow
 
@@ -367,9 +366,9 @@ _PARTS = 4
 
 
 def test_the_table_has_every_door() -> None:
-    assert {f"/media/{door}" for door in MEDIA} == set(_LEGS)
-    doors = {vendor_of(path.format("c")) for path, _ in SOCKETS.values()}
-    assert doors == {None, *vendor_leg.VENDORS}, "our own door is no vendor's"
+    assert {f"/media/{door}" for door in MEDIA} == set(Doors(doors()).media)
+    vendors = {Doors(doors()).vendor_of(path.format("c")) for path, _ in SOCKETS.values()}
+    assert vendors == {None, *Doors(doors()).vendors}, "our own door is no vendor's"
 
     async def main() -> None:
         async with serving() as rig:

@@ -16,6 +16,8 @@ from torture.defects import DEFECTS, plant
 from torture.dialects import DIALECTS
 from torture.virtual_calls import run_calls, run_late_calls
 
+pytestmark = pytest.mark.thorough
+
 VIRTUAL = sorted(name for name, defect in DEFECTS.items() if defect.is_virtual)
 
 

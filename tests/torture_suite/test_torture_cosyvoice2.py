@@ -14,6 +14,7 @@ from torture.violations import RECOVERY
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.thorough,
     pytest.mark.skipif(not has_torch(), reason="PyTorch is not installed"),
 ]
 COSYVOICE2_DEFECTS = ("waits_after_restart", "gives_up_stopped")

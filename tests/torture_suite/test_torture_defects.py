@@ -19,7 +19,7 @@ from torture.histories import Fault, Round, Step
 from torture.recovery import measure
 from torture.sandbox import what_is_allowed
 
-pytestmark = [pytest.mark.timed, pytest.mark.slow]  # `slow`: it takes long and begins early
+pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.thorough]  # `slow`: it takes long and begins early
 
 DISTURBANCES = ("blocked", "raise_in_a_callback", "wrong_exit_status", "another_close_code")
 LEAKS = ("leak_task", "leak_thread", "leak_descriptor", "leak_file", "leak_memory")

@@ -12,7 +12,7 @@ from torture.defects import DEFECTS
 from torture.histories import JOINED, VENDORS, CallHistory, Fault, Step, make_call
 from torture.sandbox import what_is_allowed
 
-pytestmark = [pytest.mark.timed, pytest.mark.slow]  # `slow`: it takes long and begins early
+pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.thorough]  # `slow`: it takes long and begins early
 
 DOOR_DEFECTS = sorted(name for name, defect in DEFECTS.items() if defect.door in (*VENDORS, JOINED))
 NAME_DEFECTS = ("engine_names_block", "error_kept_back")

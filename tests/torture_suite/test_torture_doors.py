@@ -13,7 +13,7 @@ from torture.histories import JOINED, VENDORS, CallHistory, Fault, Round, Step
 from torture.name_server import ENGINE, NameServer
 from torture.runner import Outcome, Runner
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 JOINED_OPTIONS = {"form": "openai", "in_query": False, "delay_ms": 0, "no_media": False}
 

@@ -15,7 +15,7 @@ from torture.runner import in_loop
 from torture.soak import soak_server
 from torture.subject import Subject
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torture.histories import ASTERISK, Fault, make_round, only
 from torture.recovery import measure
 from torture.runner import Runner
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.alone, pytest.mark.thorough]
 
 
 def test_telephone_calls_keep_their_promises_while_asterisk_stops() -> None:

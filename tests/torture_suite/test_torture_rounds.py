@@ -15,7 +15,7 @@ from torture.defects import DEFECTS
 from torture.histories import CARRIERS, HTTP_DOORS, SHAPES, Fault, Round, Step, make_round, only
 from torture.recovery import measure
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 FAULTS = {
     "one": (Fault(1000, "step_clock"), Fault(1500, "stop_server", 300), Fault(2500, "squeeze_memory", 300)),

@@ -15,7 +15,7 @@ from virtual_loop import at, play
 
 from telephony_tts.doors.asterisk import leg as asterisk_leg
 from telephony_tts.doors.asterisk.leg import AsteriskLeg
-from telephony_tts.ops import logs, metrics
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.wire import messages as m

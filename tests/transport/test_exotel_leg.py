@@ -12,9 +12,9 @@ import pytest
 import virtual_loop
 from virtual_loop import at, play
 
-from telephony_tts.doors.exotel import leg as carrier_legs
+from telephony_tts.doors.exotel import leg as exotel_leg
 from telephony_tts.doors.exotel.leg import ExotelLeg
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.wire import messages as m
@@ -26,7 +26,7 @@ N_FRAMES = 10
 
 @pytest.fixture(autouse=True)
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier_legs, "monotonic_ns", virtual_loop.clock)
+    monkeypatch.setattr(exotel_leg, "monotonic_ns", virtual_loop.clock)
 
 
 class ExotelLine:
@@ -40,7 +40,7 @@ class ExotelLine:
         self.padded: list[int] = []
         self.came: list[Any] = []
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.request = SimpleNamespace(path="/media/exotel")
+        self.target = "/media/exotel"
         self.session = SimpleNamespace(wants_audio=False, padded=lambda ms, _ns: self.padded.append(ms))
         self.log = logs.get("test").bind(call="c1")
         self.leg = ExotelLeg(cast(CallConnection, self), 0)

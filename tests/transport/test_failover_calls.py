@@ -17,7 +17,7 @@ from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake.engine import FakeEngine, render
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import EngineError, ReplicaLost, UnsupportedText
 from telephony_tts.session.session import Session

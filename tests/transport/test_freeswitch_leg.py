@@ -17,7 +17,7 @@ from websockets.http11 import Request
 from telephony_tts.doors.freeswitch import leg as freeswitch_leg
 from telephony_tts.doors.freeswitch.codec import MAX_FILE_BYTES
 from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.wire import messages as m

@@ -10,7 +10,7 @@ import virtual_loop
 from virtual_loop import at, play
 
 from telephony_tts.doors.genesys.leg import GenesysLeg
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.wire import messages as m

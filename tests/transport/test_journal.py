@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.ops import logs
-from telephony_tts.ops.metrics import value
+from telephony_tts.runtime import logs
+from telephony_tts.runtime.metrics import value
 from telephony_tts.session.effects import UnderrunEnded
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings

@@ -15,7 +15,7 @@ from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings

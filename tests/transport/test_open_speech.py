@@ -10,7 +10,7 @@ from stage import READY, RecordingLeg, run, until
 from telephony_tts.engines.api import Chunk, TextFeed, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake.engine import FakeEngine, render
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.runtime.errors import EngineError
 from telephony_tts.session.session import Session

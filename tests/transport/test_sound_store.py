@@ -12,7 +12,7 @@ import pytest
 
 from telephony_tts.audio.sound import Sound
 from telephony_tts.audio.wav import write_wav
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.errors import SoundError
 from telephony_tts.transport import sound_store
 from telephony_tts.transport.settings import SoundSettings

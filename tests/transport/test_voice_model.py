@@ -150,7 +150,7 @@ def test_the_settings_of_the_configuration_reach_the_session() -> None:
 
 def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through `Call`, with a network that takes all audio for speech."""
-    from telephony_tts.ops import metrics
+    from telephony_tts.runtime import metrics
 
     def everything(window: object, state: object) -> tuple[float, object]:
         return 1.0, state

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telephony_tts.app.config import doors
 from telephony_tts.audio.wav import wav_header
 from telephony_tts.doors.dashscope import codec as dashscope
 from telephony_tts.doors.dashscope.codec import DashScopeTasks, count_chars, open_inference
-from telephony_tts.transport.vendor_leg import vendor_of
+from telephony_tts.transport.door import Doors
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorOptions
 
@@ -526,11 +527,11 @@ def test_a_wrong_message_of_a_task_fails_it(wrong: Any) -> None:
 
 def test_the_address() -> None:
     for path in ("/api-ws/v1/inference", "/api-ws/v1/inference/"):
-        vendor = vendor_of(path)
+        vendor = Doors(doors()).vendor_of(path)
         assert vendor is not None and vendor.name == "dashscope"
         assert vendor.own_voice.fullmatch("longxiaochun_v2") and vendor.own_voice.fullmatch("loongstella")
         assert not vendor.own_voice.fullmatch("stranger")
-    assert vendor_of("/api-ws/v1/inference/x") is None
+    assert Doors(doors()).vendor_of("/api-ws/v1/inference/x") is None
     assert json.loads(dashscope.refuse(401, "INVALID_AUTH", "no key").body)["code"] == "InvalidApiKey"
 
 

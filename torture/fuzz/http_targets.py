@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import h11
 from websockets.uri import parse_uri
 
+from telephony_tts.app.config import doors
 from telephony_tts.doors.asterisk.dial import may_dial
 from telephony_tts.doors.genesys.http_signature import SignatureVerifier
 from telephony_tts.doors.plivo import codec as plivo
@@ -17,6 +18,7 @@ from telephony_tts.doors.twilio import codec as twilio
 from telephony_tts.doors.vonage import codec as vonage
 from telephony_tts.transport import origins
 from telephony_tts.transport.call_address import call_in, call_of_http
+from telephony_tts.transport.door import Doors
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, RequestHead
 from telephony_tts.transport.sound_fetch import SoundAddress
 from telephony_tts.wire.fields import CALL_NAME
@@ -25,6 +27,8 @@ from torture.fuzz.telephone_targets import pieces
 
 _LENIENT = re.compile(rb"[\s\x00]*(content-length|transfer-encoding)[\s\x00]*:", re.IGNORECASE)
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r|\x0b|\x0c|\x85")
+
+_DOORS = Doors(doors())
 
 
 def read_head(data: bytes) -> None:
@@ -42,7 +46,7 @@ def read_head(data: bytes) -> None:
     lengths, encodings = whole.values("content-length"), whole.values("transfer-encoding")
     n_framing = sum(_LENIENT.match(line) is not None for line in _LINE_ENDS.split(whole.whole))
     assert n_framing == len(lengths) + len(encodings) <= 1, "a proxy may see another end of the body"
-    for name in (call_in(whole), call_of_http(whole.target)):
+    for name in (call_in(whole, _DOORS), call_of_http(whole.target)):
         assert name is None or CALL_NAME.fullmatch(name)
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     connection.receive_data(whole.whole)

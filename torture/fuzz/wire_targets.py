@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
+from telephony_tts.app.config import doors
 from telephony_tts.doors.asterisk.codec import AsteriskCodec
+from telephony_tts.doors.asterisk.dial import call_of_dial, dial_in
 from telephony_tts.doors.exotel.codec import ExotelCodec
 from telephony_tts.doors.freeswitch.codec import FreeSwitchCodec
 from telephony_tts.doors.genesys.codec import GenesysCodec
@@ -21,15 +23,13 @@ from telephony_tts.doors.signalwire.codec import SignalWireCodec
 from telephony_tts.doors.telnyx.codec import TelnyxCodec, TelnyxOptions, parse_options
 from telephony_tts.doors.twilio.codec import TwilioCodec
 from telephony_tts.doors.vonage.codec import VonageCodec
-from telephony_tts.transport.vendor_leg import VENDORS, Vendor, open_dialect, split_call
+from telephony_tts.transport.door import Doors, Vendor, open_dialect, split_call
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME
 from telephony_tts.wire.native import CLIENT_TYPES, NativeCodec
 from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.query import (
     StreamOptions,
-    call_of_dial,
-    dial_in,
     parse_stream_query,
     token_in,
 )
@@ -565,6 +565,6 @@ WIRE_TARGETS = (
     *(FuzzTarget(name, media_reader(make), seeds, _JSON_WORDS) for name, make, seeds in MEDIA),
     *(
         FuzzTarget(f"{vendor.name}_bot", vendor_reader(vendor), _VENDOR_SEEDS[vendor.name], _JSON_WORDS)
-        for vendor in VENDORS
+        for vendor in Doors(doors()).vendors
     ),
 )

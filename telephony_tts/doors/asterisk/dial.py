@@ -6,22 +6,46 @@ ends, so does the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl, urlsplit
 
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
-from telephony_tts.doors.asterisk.leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
-from telephony_tts.transport.connection import CallConnection, Dial, DialledConnection
-from telephony_tts.transport.media_leg import serve_media
+from telephony_tts.transport.connection import CallConnection, Dial, DialledConnection, DirectConnection
+from telephony_tts.transport.media_leg import MediaLeg, serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.sound_fetch import has_control
+from telephony_tts.wire.fields import CALL_NAME, clean
+from telephony_tts.wire.query import MAX_OPTIONS
 
+_PATH = "/media/asterisk"
 _OPEN_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
+
+
+def dial_in(path: str) -> str | None:
+    """The address to dial in a request target such as `/media/asterisk?dial=ws://…`; None for any other target."""
+    address, _, query = path.partition("?")
+    if address != _PATH:
+        return None
+    try:
+        pairs = parse_qsl(query.partition("#")[0], max_num_fields=MAX_OPTIONS)
+    except ValueError:
+        return None
+    return next((clean(raw) for name, raw in reversed(pairs) if name == "dial"), None)
+
+
+def call_of_dial(path: str) -> str | None:
+    """The call that such a target also names with `call`; None without a valid one."""
+    try:
+        pairs = parse_qsl(path.partition("?")[2].partition("#")[0], max_num_fields=MAX_OPTIONS)
+    except ValueError:
+        return None
+    named = next((clean(raw) for name, raw in reversed(pairs) if name == "call"), "")
+    return named if CALL_NAME.fullmatch(named) else None
 
 
 def may_dial(url: str, allowed: Sequence[str]) -> bool:
@@ -45,11 +69,17 @@ def may_dial(url: str, allowed: Sequence[str]) -> bool:
 
 
 async def serve_dialled(
-    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: EngineCatalog
+    control: CallConnection,
+    url: str,
+    allowed: Sequence[str],
+    make: Callable[[DirectConnection, TransportSettings], MediaLeg],
+    settings: TransportSettings,
+    registry: Registry,
+    catalog: EngineCatalog,
 ) -> None:
-    """Dial `url` and serve it as a media leg, as long as `control` is open."""
+    """Dial `url`, if it is one of `allowed`, and serve the leg that `make` builds, as long as `control` is open."""
     control.listen(lambda payload, is_text: None, lambda flag: None)
-    if not may_dial(url, settings.asterisk.dial):
+    if not may_dial(url, allowed):
         control.log.warning("dial_refused")  # the address may hold a secret
         control.end(4400, "the address is not listed in asterisk.dial in the server's configuration")
         return
@@ -70,7 +100,7 @@ async def serve_dialled(
     assert isinstance(connection, DialledConnection)
     connection.log = control.log
     connection.watch_slow_reader(settings.server.slow_reader_s)
-    leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
+    leg = make(connection, settings)
     control.left.add_done_callback(lambda _: leg.end(1000, "the socket that asked for the dial has closed"))
     try:
         await serve_media(

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 
 from telephony_tts.doors.asterisk.codec import LEAD_MS, MAX_AUDIO_BYTES, XON_FRAMES, AsteriskCodec
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection

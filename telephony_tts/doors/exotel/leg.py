@@ -1,4 +1,4 @@
-"""Media legs of the carriers whose streams are JSON text, besides Twilio: Telnyx, Plivo, SignalWire and Exotel."""
+"""A media leg of Exotel, which gathers frames into long messages (docs/protocol/exotel.md)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from telephony_tts.doors.exotel.codec import PTIME_MS, ExotelCodec, rate_in
-from telephony_tts.doors.plivo.codec import PlivoCodec
-from telephony_tts.doors.signalwire.codec import SignalWireCodec
-from telephony_tts.doors.telnyx.codec import TelnyxCodec, options_of
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
@@ -19,29 +16,6 @@ from telephony_tts.wire.fields import Wire
 
 _MOST_AWAITED = 256
 """The places of so many marks are kept. A peer that reports none must not make us keep more."""
-
-
-class TelnyxLeg(MediaLeg):
-    kind = "telnyx"
-
-    def __init__(self, connection: CallConnection) -> None:
-        super().__init__(connection, TelnyxCodec(options_of(_path(connection))))
-
-
-class PlivoLeg(MediaLeg):
-    kind = "plivo"
-    sends_dtmf = True
-
-    def __init__(self, connection: CallConnection) -> None:
-        super().__init__(connection, PlivoCodec())
-
-
-class SignalWireLeg(MediaLeg):
-    kind = "signalwire"
-    sends_dtmf = True
-
-    def __init__(self, connection: CallConnection) -> None:
-        super().__init__(connection, SignalWireCodec())
 
 
 class ExotelLeg(MediaLeg):
@@ -54,7 +28,7 @@ class ExotelLeg(MediaLeg):
     kind = "exotel"
 
     def __init__(self, connection: CallConnection, lead_ms: int) -> None:
-        self._codec = ExotelCodec(rate_in(_path(connection)), lead_ms)
+        self._codec = ExotelCodec(rate_in(connection.target), lead_ms)
         super().__init__(connection, self._codec)
         self._sent_bytes = metrics.SENT_BYTES.labels(leg="media")
         self._silence = b""
@@ -142,8 +116,3 @@ class ExotelLeg(MediaLeg):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _path(connection: CallConnection) -> str:
-    assert connection.request is not None
-    return connection.request.path

@@ -25,7 +25,7 @@ from telephony_tts.doors.freeswitch.codec import (
     MAX_FILE_BYTES,
     FreeSwitchCodec,
 )
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from telephony_tts.doors.genesys.codec import PACKET_MS, RATE_HZ, GenesysCodec
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import MediaLeg

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from telephony_tts.http_api.api_schema import AUDIO, JOINS_CALL
-from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, refused
+from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, refused, within_speeds
 from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.runtime.errors import TelephonyTTSError
 
@@ -25,7 +25,6 @@ RATE_HZ = 24_000
 CONTENT_TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "audio/flac", "wav": "audio/wav",
                  "pcm": "audio/pcm"}  # fmt: skip
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "server_error"}
-_MIN_SPEED, _MAX_SPEED = 0.5, 2.0
 
 
 class VoiceId(BaseModel):
@@ -53,7 +52,7 @@ def openai_routes(api: HttpApi) -> APIRouter:
     async def create_speech(wanted: OpenAISpeech) -> Response:
         """Speak a text. A speed beyond 0.5 and 2 is brought to that limit, which is what the engines can do."""
         voice = api.voice(wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id, VOICES)
-        speed = min(_MAX_SPEED, max(_MIN_SPEED, wanted.speed))
+        speed = within_speeds(wanted.speed)
         instruct = (wanted.instructions or "")[:1000] or None
         speech = SpeechRequest(api.text(wanted.input), voice, None, speed, None, instruct)
         if wanted.stream_format == "sse":

@@ -10,10 +10,10 @@ import base64
 import hmac
 from typing import Any
 
-from telephony_tts.doors.twilio.codec import spellings, utf8
 from telephony_tts.wire.fields import Fields, Wire, parse_object
 from telephony_tts.wire.media_stream import MediaStreamCodec, StreamKeys
 from telephony_tts.wire.messages import Invalid, MediaStart, MediaTones, ToMedia
+from telephony_tts.wire.signed_address import spellings, utf8
 
 _HEADER_PREFIX = "X-PH-"
 """Plivo's prefix of header names, which may stand before the names of extra headers."""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import hmac
-import re
 from collections.abc import Mapping
 
 from telephony_tts.wire.media_stream import MediaStreamCodec, StreamKeys
-
-_ADDRESS = re.compile(r"(wss?|https?)://(\[[^\]]*\]|[^/?#:@\[]+)(?::[0-9]*)?([/?#].*)?", re.DOTALL)
+from telephony_tts.wire.signed_address import spellings, utf8
 
 
 class TwilioCodec(MediaStreamCodec):
@@ -50,17 +48,3 @@ def verify(auth_token: str, url: str, header: str | None) -> bool:
     given = utf8(header)
     matches = [hmac.compare_digest(signature(auth_token, spelling).encode(), given) for spelling in spellings(url)]
     return any(matches)
-
-
-def spellings(url: str) -> tuple[str, ...]:
-    """`url` unchanged, without its port, and with the scheme's default port."""
-    parts = _ADDRESS.fullmatch(url)
-    if parts is None:
-        return (url,)
-    scheme, host, path = parts.groups(default="")
-    port = 443 if scheme in ("wss", "https") else 80
-    return (url, f"{scheme}://{host}{path}", f"{scheme}://{host}:{port}{path}")
-
-
-def utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

@@ -1,8 +1,6 @@
-"""Requests for a custom voice as telephone platforms send them: Vapi and jambonz (docs/protocol/custom-voices.md)."""
+"""Vapi's requests for a custom voice (docs/protocol/custom-voices.md)."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -29,16 +27,7 @@ class VapiMessage(BaseModel):
     message: VoiceRequest
 
 
-class JambonzTts(BaseModel):
-    """jambonz's request to a custom speech vendor."""
-
-    text: str
-    language: str | None = Field(default=None, max_length=35)
-    voice: str | None = None
-    type: Literal["text", "ssml"] = "text"
-
-
-def custom_voice_routes(api: HttpApi) -> APIRouter:
+def vapi_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["custom voices"])
 
     @router.post("/vapi/voice", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
@@ -51,11 +40,5 @@ def custom_voice_routes(api: HttpApi) -> APIRouter:
             raise BadRequest(f"message.sampleRate must be one of {', '.join(map(str, rates_of('pcm')))}")
         speech = SpeechRequest(api.text(message.text), api.voice(message.voiceId))
         return api.speak(speech, "pcm", message.sampleRate, "audio/raw")
-
-    @router.post("/jambonz/tts", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
-    async def jambonz_tts(wanted: JambonzTts) -> Response:
-        """jambonz: 16-bit PCM at 8 kHz, the rate of its calls. A text that begins with <speak> is SSML."""
-        speech = SpeechRequest(api.text(wanted.text), api.voice(wanted.voice), wanted.language)
-        return api.speak(speech, "pcm", 8_000, "audio/l16;rate=8000")
 
     return router

@@ -28,7 +28,7 @@ from telephony_tts.engines.words import (
     scripts,
     without_endless_words,
 )  # fmt: skip
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import EngineError, EngineUnavailable, ReplicaLost, UnknownVoice, UnsupportedText
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from telephony_tts.ops.schema import Between, OneOf
+from telephony_tts.runtime.schema import Between, OneOf
 
 
 @dataclass(frozen=True, slots=True)

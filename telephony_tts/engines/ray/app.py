@@ -24,7 +24,7 @@ from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
 from telephony_tts.engines.ray.replicas import ANNOUNCE_S, NAMESPACE, ReplicaEntry, ReplicaTable, directory_name
 from telephony_tts.engines.remote.addresses import EngineAddress
 from telephony_tts.engines.remote.server import EngineServer
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 
 from telephony_tts.engines.ray.replicas import ReplicaEntry, usable
 from telephony_tts.engines.remote.client import RemoteEngine
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 
 _log = logs.get(__name__)
 

@@ -17,7 +17,7 @@ from telephony_tts.engines.remote.connection import EngineConnection, RemoteSpee
 from telephony_tts.engines.remote.routing import choose, total_load
 from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.words import LANGUAGE_OF_SCRIPT, LATIN, scripts
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import (
     EngineError,

@@ -48,7 +48,7 @@ from telephony_tts.engines.remote.pieces import MOST_NS, duration_ns
 from telephony_tts.engines.remote.routing import ReplicaState
 from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
 from telephony_tts.engines.remote.tls import TlsKeys
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import EngineError, ReplicaLost, TelephonyTTSError
 

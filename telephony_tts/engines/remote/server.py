@@ -58,7 +58,7 @@ from telephony_tts.engines.remote.silence import CHECK_NS, PeerSilence
 from telephony_tts.engines.remote.tls import TlsKeys
 from telephony_tts.engines.remote.voice_server import VoiceKeeper, voice_handlers
 from telephony_tts.engines.versions import package_version
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import ConfigError, EngineError, TelephonyTTSError
 

@@ -23,7 +23,7 @@ from telephony_tts.engines.remote.voice_messages import (
     text_of,
     unpacked,
 )
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.errors import EngineError, EngineUnavailable, TelephonyTTSError
 
 _log = logs.get(__name__)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from telephony_tts.ops.keys.key import Key, digest_of
-from telephony_tts.ops.schema import Between, Spelt, read_section, show
-from telephony_tts.ops.settings_tree import raise_problems, read_tree
 from telephony_tts.runtime.errors import ConfigError, shell_command
+from telephony_tts.runtime.schema import Between, Spelt, read_section, show
+from telephony_tts.runtime.settings_tree import raise_problems, read_tree
 
 MAX_KEYS = 1_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

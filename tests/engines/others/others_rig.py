@@ -14,7 +14,7 @@ from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.other_engine import OtherEngine
 from telephony_tts.engines.others.settings import OtherEngineSettings
-from telephony_tts.ops.schema import read_section
+from telephony_tts.runtime.schema import read_section
 
 TRANSCRIPT = "this is my voice"
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from ray_rig import ROOT, ray_python, variables
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_the_demo_kills_a_replica_and_loses_no_call() -> None:

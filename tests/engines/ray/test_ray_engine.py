@@ -27,7 +27,7 @@ from telephony_tts.engines.fake.engine import FakeEngine, render
 from telephony_tts.engines.ray.engine import RayEngine
 from telephony_tts.runtime.errors import EngineUnavailable, ReplicaLost
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 TEXT = "Thank you for calling, how can I help you today?"
 LONG = " ".join([TEXT] * 20)

@@ -21,7 +21,7 @@ from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.ray.engine import RayEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def free_ports(n: int) -> list[int]:

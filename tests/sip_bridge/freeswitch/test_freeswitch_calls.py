@@ -20,7 +20,7 @@ from server_rig import TOKEN, bot_of, event, tones, tts_server
 from standin_freeswitch import PASSWORD, StandinChannel, StandinFreeSwitch
 from websockets.asyncio.client import ClientConnection
 
-from telephony_tts.ops import metrics
+from telephony_tts.runtime import metrics
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.timed

@@ -12,9 +12,9 @@ import pytest
 from sip_bridge.config import load
 from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
 from sip_bridge.freeswitch.ownership import _LAST_RESORT_S
+from telephony_tts.app.config import doors
 from telephony_tts.doors.freeswitch.codec import CALL_HEADER, CALLER_HEADERS
 from telephony_tts.runtime.errors import ConfigError
-from telephony_tts.transport.server import _LEGS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "freeswitch"
@@ -81,7 +81,8 @@ def test_the_dialplan_names_the_call_and_starts_the_stream_last() -> None:
     assert names.index("tts_entry") < names.index("tts_stream")
     url = variables()["telephony_tts_url"]
     assert settings["tts_stream"] == f"${{uuid_audio_stream({UUID} start {url} mono 8k)}}"
-    assert url.endswith("/media/freeswitch") and "/media/freeswitch" in _LEGS
+    ways = {f"/media/{door.name}" for door in doors() if door.media is not None}
+    assert url.endswith("/media/freeswitch") and "/media/freeswitch" in ways
     assert [name for name, data in done].index("answer") < [data[:10] for _, data in done].index("tts_stream")
 
 

@@ -17,7 +17,7 @@ from sip_bridge.config import TtsServerConfig
 from sip_bridge.peer_input import MAX_DIGITS_PER_S, DigitLimit
 from sip_bridge.speech.server_side import N_SILENT_AT_END, ServerSide
 from sip_bridge.speech.speech_queue import SpeechQueue
-from telephony_tts.ops import logs
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import NS_PER_S
 
 FRAME = 160

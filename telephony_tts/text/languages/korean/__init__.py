@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.korean import dates
@@ -19,6 +20,9 @@ _TO_AMOUNT = re.compile(rf" ?[~∼〜–-] ?(?P<last>{NUMBER})(?P<scale>[백천�
 _STAGES = re.compile(r"[~∼〜–-]| - ")
 _PLATE_LETTERS = "가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주바사아자하허호배"
 _KEYS = re.compile("누르|눌|입력|비밀번호|비번|다이얼|걸")
+_RANKS = re.compile("(?:석차|등수)[은는이가]? ?$")
+_SEAT_BEFORE, _SEAT_AFTER = re.compile("(?:좌석|호차)[은는이가]? ?$"), re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
+_LIKE_ENGLISH = {"4K": "포K", "3D": "쓰리D", "2D": "투D"}
 _PLATES = re.compile("차|번호판|주차|입차|출차")
 _WORDS = addresses.AddressWords(
     at="골뱅이",
@@ -26,17 +30,11 @@ _WORDS = addresses.AddressWords(
     digits=code,
     space=" ",
 )
-(_EMAIL, _SAY_EMAIL), (_URL, _SAY_URL) = addresses.address_rules(_WORDS)
+(_, _SAY_EMAIL), (_, _SAY_URL) = addresses.address_rules(_WORDS)
 
 
-def _say_email(shape: Shape) -> str | None:
-    found = _EMAIL.match(shape.text, shape.start)
-    return _SAY_EMAIL(found) if found else None
-
-
-def _say_url(shape: Shape) -> str | None:
-    found = _URL.match(shape.text, shape.start)
-    return _SAY_URL(found) if found else None
+def _say_match(say: Callable[[re.Match[str]], str]) -> reader.Say:
+    return lambda shape: say(shape.found) if shape.found else None
 
 
 def _say_code(shape: Shape) -> str:
@@ -54,7 +52,8 @@ def _say_mask(shape: Shape) -> str | None:
 
 def _say_keys(shape: Shape) -> str:
     if shape.written[0] == "#" and shape.written[-1].isdigit() and not _KEYS.search(shape.left + shape.right):
-        return "넘버 " + amount(shape.groups[0])
+        number = shape.groups[0]
+        return "넘버 " + (code(number) if len(number) > 3 else amount(number))
     names = {"*": " 별표 ", "#": " 우물정 "}
     return "".join(names.get(part, code(part)) for part in re.findall("[0-9]+|[*#]", shape.written)).strip()
 
@@ -66,14 +65,9 @@ def _say_amount(shape: Shape) -> str | None:
     if unit is None:
         return sign + (code(number) if _is_padded(number, 2) else amount(number))
     if unit["money"]:
-        found = MONEY.match(shape.text, shape.start)
-        if found is None:
-            return None
-        shape.end = found.end()
-        return money(found)
+        return None  # +5 USD: a plus, and then money
     if unit["written"]:
-        shape.end = unit.end()
-        return sign + measure(number, unit["written"])
+        return sign + _joined([number], "", shape)
     counter = unit["weak"] or unit["native"] or unit["sino"] or unit["apart"]
     if _is_padded(number, 2 if unit["weak"] else 3):
         return code(number)  # 제0342호, not 09시
@@ -88,27 +82,25 @@ def _is_padded(number: str, n_digits: int) -> bool:
 def _say_range(shape: Shape) -> str | None:
     first, last = (part.strip() for part in _STAGES.split(shape.written, maxsplit=1))
     unit = shape.unit
-    if unit is None or unit["money"]:
-        if unit is not None and (found := MONEY.match(shape.text, shape.end - len(last))):
-            shape.end = found.end()
-            return f"{amount(first)}에서 {money(found)}"
-        return f"{amount(first)}에서 {amount(last)}"
-    if unit["written"]:
-        shape.end = unit.end()
-        return f"{amount(first)}에서 {measure(last, unit['written'])}"
+    if unit is not None and unit["money"] and (found := MONEY.match(shape.text, shape.end - len(last))):
+        shape.end = found.end()
+        return f"{amount(first)}에서 {money(found)}"
+    if unit is None or unit["money"] or unit["written"]:
+        return _joined((first, last), "에서 ", shape)
     counter = unit["native"] or unit["sino"] or unit["apart"] or unit["weak"]
     said = count(first, counter, shape.left, shape.right)
     repeated = counter if counter in NATIVE or counter == "월" else ""
     return f"{said}{repeated}에서 {count(last, counter, shape.left, shape.right)}"
 
 
-def _say_size(shape: Shape) -> str:
-    *first, last = re.split(r" ?[x×X*] ?", shape.written)
-    said = [amount(part) for part in first]
+def _joined(numbers: Iterable[str], joint: str, shape: Shape) -> str:
+    """`numbers` with `joint` between, and the unit in letters or signs behind the shape, which it takes."""
+    *first, last = numbers
+    said = amount(last)
     if shape.unit is not None and shape.unit["written"]:
         shape.end = shape.unit.end()
-        return " 곱하기 ".join([*said, measure(last, shape.unit["written"])])
-    return " 곱하기 ".join([*said, amount(last)])
+        said = measure(last, shape.unit["written"])
+    return joint.join([*map(amount, first), said])
 
 
 def _say_clock(shape: Shape) -> str | None:
@@ -118,49 +110,30 @@ def _say_clock(shape: Shape) -> str | None:
     return said
 
 
-def _say_hour(shape: Shape) -> str | None:
-    return dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1])
-
-
-def _say_pair(shape: Shape) -> str:
-    """ "120/80" of a blood pressure."""
-    upper, *rest = shape.written.split("/")
-    last = rest[-1]
-    said = [amount(part) for part in (upper, *rest[:-1])]
-    if shape.unit is not None and shape.unit["written"]:
-        shape.end = shape.unit.end()
-        return "에 ".join([*said, measure(last, shape.unit["written"])])
-    return "에 ".join([*said, amount(last)])
-
-
 def _say_rating(shape: Shape) -> str:
     score, best = shape.written.split("/")
+    if _RANKS.search(shape.left):
+        return f"{amount(best)} 중 {amount(score)}"
     return f"{amount(best)}점 만점에 {amount(score)}"
-
-
-def _say_fraction(shape: Shape) -> str:
-    if re.match(" ?분기", shape.right):
-        return amount(shape.groups[0]) + amount(shape.groups[1])
-    return f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}"
 
 
 def _say_parts(joint: str) -> reader.Say:
     return lambda shape: joint.join(amount(group) for group in shape.groups)
 
 
-def _say_ratio(shape: Shape) -> str:
-    return "대 ".join(amount(part.strip()) for part in re.split("[:–-]", shape.written))
-
-
 def _say_weekday(shape: Shape) -> str | None:
     """ "(월)" behind a date."""
-    return f" {shape.written[1]}요일" if shape.left[-1:] == "일" or shape.left[-1:].isdigit() else None
+    is_date = shape.left[-1:] == "일" or (shape.before is not None and shape.before.end == shape.start)
+    return f" {shape.written[1]}요일" if is_date else None
 
 
 def _say_mixed(digits_one_by_one: bool) -> reader.Say:
     def say(shape: Shape) -> str | None:
         written = shape.written
-        if written[0].isdigit() and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
+        if written in _LIKE_ENGLISH:
+            return _LIKE_ENGLISH[written]
+        is_seat = _SEAT_BEFORE.search(shape.left) or _SEAT_AFTER.match(shape.right)
+        if written[0].isdigit() and not is_seat and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
             return None  # 5kg
         said = ""
         for part in _PART.findall(written):
@@ -192,7 +165,7 @@ def _say_plate(shape: Shape) -> str | None:
 
 
 def _say_money(shape: Shape) -> str | None:
-    found = MONEY.match(shape.text, shape.start)
+    found = shape.found
     if found is None:
         return None
     if found["number"] and not found["scale"] and (last := _TO_AMOUNT.match(shape.text, found.end())):
@@ -202,8 +175,21 @@ def _say_money(shape: Shape) -> str | None:
     return money(found)
 
 
+def _say_rate(shape: Shape) -> str | None:
+    """ "120원/kWh" -> "킬로와트시당 백이십원"."""
+    found = shape.found
+    if found is None:
+        return None
+    said, at, rate = "", 0, found["rate"]
+    for start, end, spoken in reader.read(rate, KOREAN):
+        said, at = said + rate[at:start] + spoken, end
+    per = {"월": "월", "년": "연", "연": "연", "일": "하루", "박": "일박당", "인": "일인당"}.get(found["per"])
+    return f"{per or UNITS.get(found['per'], found['per']) + '당'} {said}{rate[at:]}"
+
+
 def _say_month_day(shape: Shape) -> str:
-    shape.end += shape.right.startswith("일")
+    behind = re.match(r"일|\.(?=[가-힣])", shape.right)
+    shape.end += behind.end() if behind else 0
     return dates.month_day(shape.groups)
 
 
@@ -221,16 +207,17 @@ KOREAN = reader.Tables(
     unit=UNIT,
     evidence=EVIDENCE,
     say={
-        "email": _say_email,
-        "url": _say_url,
+        "email": _say_match(_SAY_EMAIL),
+        "url": _say_match(_SAY_URL),
         "mask": _say_mask,
         "keys": _say_keys,
         "code": _say_code,
         "amount": _say_amount,
         "range": _say_range,
-        "size": _say_size,
+        "size": lambda shape: _joined(re.split(r" ?[x×X*] ?", shape.written), " 곱하기 ", shape),
         "clock": _say_clock,
-        "hour": _say_hour,
+        "hour": lambda shape: dates.clock(shape.groups, re.sub("[^apAP]", "", shape.written)[:1]),
+        "elapsed": lambda shape: dates.elapsed(shape.left, shape.groups),
         "duration": lambda shape: dates.duration(shape.groups),
         "date": lambda shape: dates.date(shape.groups),
         "year_month": lambda shape: dates.date(shape.groups),
@@ -240,12 +227,13 @@ KOREAN = reader.Tables(
         "anniversary": lambda shape: "".join(code(group) for group in shape.groups),
         "version": _say_version,
         "ip": lambda shape: "점".join(code(group) for group in shape.groups),
-        "ratio": _say_ratio,
+        "ratio": lambda shape: _joined(re.split(" ?[:–-] ?", shape.written), "대 ", shape),
         "weekday": _say_weekday,
         "per": lambda shape: UNITS[shape.written],
-        "pair": _say_pair,
+        "pair": lambda shape: _joined(shape.written.split("/"), "에 ", shape),
         "rating": _say_rating,
-        "fraction": _say_fraction,
+        "fraction": lambda shape: f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}",
+        "quarter": lambda shape: amount(shape.groups[0]) + amount(shape.groups[1]),
         "address": _say_parts(" 다시 "),
         "minus": _say_parts(" 마이너스 "),
         "named": _say_named,
@@ -253,6 +241,7 @@ KOREAN = reader.Tables(
         "mixed_code": _say_mixed(digits_one_by_one=True),
         "plate": _say_plate,
         "money": _say_money,
+        "rate": _say_rate,
         "one_plus_one": _say_one_plus_one,
         "versus": _say_parts("대 "),
         "numero": lambda shape: "넘버 ",
@@ -268,11 +257,24 @@ KOREAN = reader.Tables(
     signs=say_sign,
     trigger=reader.trigger(
         r"(?<![A-Za-z])(?:[AP]\.?M\.? ?(?=[0-9])|No\. ?(?=[0-9])|[A-Z]{3} ?(?=[0-9]))|[ㄱ-ㅎㅏ-ㅣ]{2}|[ㅋㅎㅠㅜ]|"
-        rf"[{UNIT_CHARACTERS}§√℡\u2160-\u2188⑩-⑳]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
+        rf"[{UNIT_CHARACTERS}§√℡▲△\u2160-\u2188⑩-⑳]|\((?=[월화수목금토일]\))|(?<![A-Za-z0-9])(?:{WRITTEN})(?=당(?![가-힣]))"
     ),
     forms=reader.Forms((
         ("chat", re.compile("[ㅋㅎㅠㅜㅡㅇㅅㄱㄷㄴㅂㅈ^]{2,40}|[ㅋㅎㅠㅜ]")),
+        ("month_day", re.compile(
+            r"(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\."
+            r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣]))"
+            r"|(?<=[~∼〜–-])(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\.(?! ?[0-9])"
+        )),
+        ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),
+        ("elapsed", re.compile(r"[0-9]{1,2}:[0-5][0-9](?![0-9:]|\.[0-9]|에|부터|까지| ?[~-])")),
+        ("rate", re.compile(
+            rf"(?P<rate>[₩$€](?>{NUMBER})|(?>{NUMBER})(?:[~-](?>{NUMBER}))?[십백천만억]*+ ?"
+            rf"(?:원|달러|유로|[회건개명대]|(?:{WRITTEN})(?=/[가-힣])))/"
+            rf"(?P<per>월|년|연|일|주|박스|박|시간|분|초|회|건|인|명|개|대|평|병|장|{WRITTEN})"
+            r"(?=[^가-힣A-Za-z0-9/]|$|이[고며에]|입|예요|[으로를을은는이가씩]|정도|수준)"
+        )),
         ("money", MONEY),
         ("hour", re.compile(
             r"[AP]\.?M\.? ?[0-9]{1,2}(?::[0-9]{2})?(?![0-9:]|\.[0-9]| ?시)|[0-9]{1,2} ?[AaPp]\.?[Mm]\.?(?![A-Za-z])"

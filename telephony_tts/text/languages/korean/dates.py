@@ -7,9 +7,14 @@ import re
 from telephony_tts.text.languages.korean.numbers import cardinal, native
 
 _MERIDIEM = re.compile(r" ?([aApP])\.?[mM]\.?(?![A-Za-z])")
+_ELAPSED = re.compile(
+    "(?:(?P<hours>남은|소요|걸리는|비행|주행)|(?:통화|녹음|재생|대기)(?= ?시간)|(?<!점수 )기록)"
+    " ?(?:시간)?[은는이가:]? ?약? ?$"
+)
 ANNIVERSARY = re.compile(
     r"(?:3[.·]1|4[.·]19|5[.·]16|5[.·]18|6[.·]10|6[.·]25|8[.·]15|10[.·]26|12[.·]12)"
     r"(?= ?(?:절|혁명|전쟁|운동|행사|기념|민주|광복|사변|사태|정신|만세))"
+    r"|(?:3·1|3·15|4·3|4·19|5·18|6·10|6·25|8·15)(?![0-9]| ?(?:층|호|번|학년|반|단지|차|월|일|분기))"
 )
 
 
@@ -22,11 +27,14 @@ def month_day(groups: list[str]) -> str:
 
 
 def date(groups: list[str]) -> str | None:
-    """Year, month and perhaps day; the year has two or four digits."""
+    """Year, month and perhaps day; the year has two or four digits. With the year last, the day may be the first."""
+    if len(groups) == 3 and len(groups[2]) == 4:
+        first, second, year = groups
+        groups = [year, second, first] if int(first) > 12 else [year, first, second]
     if not 1 <= int(groups[1]) <= 12 or (len(groups) > 2 and not 1 <= int(groups[2]) <= 31):
         return None
-    year = f"{cardinal(int(groups[0]))}년 "
-    return year + (month(int(groups[1])) if len(groups) == 2 else month_day(groups[1:]))
+    said = f"{cardinal(int(groups[0]))}년 "
+    return said + (month(int(groups[1])) if len(groups) == 2 else month_day(groups[1:]))
 
 
 def clock(groups: list[str], part: str = "") -> str | None:
@@ -43,6 +51,12 @@ def meridiem(behind: str) -> tuple[str, int]:
     """("a", "p" or "", the characters that it takes) of what is written behind a time."""
     found = _MERIDIEM.match(behind)
     return (found[1], found.end()) if found else ("", 0)
+
+
+def elapsed(left: str, groups: list[str]) -> str | None:
+    """What is said for "03:25" behind `left`, if that names a length of time: 통화 시간 삼분 이십오초."""
+    found = _ELAPSED.search(left)
+    return duration([*groups, "0"] if found["hours"] else ["0", *groups]) if found else None
 
 
 def duration(groups: list[str]) -> str:

@@ -18,12 +18,15 @@ _WORDS = {
 }  # fmt: skip
 _DASHES, _WAVES = "-–—", "~∼〜"
 _DAYS = re.compile(r"[월화수목금토일](?![가-힣])|[월화수목금토일](?:요일|까지|에|은|만|입|이)")
-_WEEKDAY = re.compile(r"\([월화수목금토일]\)")
+_ASIDE = re.compile(r"\([가-힣 ]{1,8}\)")
 _DAY_BEFORE = re.compile(r"(?:(?<![가-힣])[월화수목금토일]|요일) ?$")
 _ROUTE = re.compile(r"(?:[가-힣]{2,6}) ?(?:구간|사이|노선|행|방면|왕복|편도|운행|간|까지)")
 _PART_OF_DAY = re.compile(r" ?(?:[0-9$€£¥₩]|오전|오후|낮|밤|새벽|저녁|다음|익일|당일|내일)")
 _KEY_AFTER = re.compile(r" ?(?:\*[0-9]|을|를|표|버튼|키|누르|눌|정자|샵)")
 _MASKED_NAME = re.compile("(?<![가-힣])[가-힣]$")
+_CHANGE = re.compile(
+    r" ?[₩$€¥]?[0-9][0-9.,]*+ ?(?:%p|[%원만억천p]|포인트)(?P<said>[가-힣 ]{0,6}(?:상승|증가|올라|올랐|오른))?"
+)
 _KEY_BEFORE = re.compile(r"(?:별표|우물 ?정자?|샵|버튼|키) ?\(?$")
 
 
@@ -34,6 +37,9 @@ def say_sign(shape: Shape) -> str | None:
         return CURRENCIES[char]
     if char in _WAVES or char in _DASHES:
         return _say_stroke(shape, char)
+    if char in "▲△":
+        change = _CHANGE.match(right)
+        return "" if change is None or change["said"] else "상승 " if char == "▲" else "마이너스 "
     if char in "*#":
         if _KEY_BEFORE.search(left):
             return ""
@@ -90,7 +96,7 @@ def _is_counted(shape: Shape) -> bool:
     if before is None:
         return False
     between = shape.text[before.end : shape.start].strip()
-    if not between or _WEEKDAY.fullmatch(between):
+    if not between or _ASIDE.fullmatch(between):
         return True
     is_house = between in ("동", "호", "로", "길")
     return before.unit is not None and len(between) <= 3 and between.isalpha() and not is_house

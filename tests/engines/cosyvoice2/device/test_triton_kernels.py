@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from peer_packages import run_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.peer]
+pytestmark = [pytest.mark.slow, pytest.mark.peer, pytest.mark.thorough]
 
 SCRIPT = Path(__file__).with_name("kernels_in_interpreter.py")
 EXACT = (

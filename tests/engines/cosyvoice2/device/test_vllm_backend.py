@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
 from telephony_tts.engines.cosyvoice2.model.config import EOS, LmConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.peer]
+pytestmark = [pytest.mark.slow, pytest.mark.peer, pytest.mark.thorough]
 
 HEADS_OF_32 = LmConfig(n_text_rows=512, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=256)
 """vLLM's attention for CPUs has no smaller heads."""

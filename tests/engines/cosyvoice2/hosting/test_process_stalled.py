@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.runtime.errors import EngineError
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("few_steps", "forks")]
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("few_steps", "forks"), pytest.mark.thorough]
 
 LONG = f"{SENTENCE} {NEIGHBOUR}"
 """Eight seconds of audio, of which a process makes two ahead of its listener."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from telephony_tts.ops.schema import names, show
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.schema import names, show
 
 Tree = dict[Any, Any]
 _MOST_LISTED = 50

@@ -96,18 +96,6 @@ class BoundedLabel:
 
 
 RELOADS = ("loaded", "failed")
-MEDIA_KINDS = (
-    "stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch", "telnyx", "plivo", "signalwire",
-    "exotel", "vonage", "genesys", "jambonz",
-)  # fmt: skip
-"""Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
-
-DOORS = (
-    "native", "http", "openai", "deepgram", "deepgram_flux", "elevenlabs", "cartesia", "dashscope", "jambonz", "vapi",
-    "cosyvoice",
-)  # fmt: skip
-"""Whose protocol the bot speaks. "http" is our own API, `/tts/stream`."""
-
 OUTCOMES = ("done", "cleared", "error")
 TURN_STAGES = ("text", "queue", "first_audio")
 UTTERANCE_OUTCOMES = ("done", "cancelled", "failed")
@@ -433,11 +421,7 @@ CERTIFICATE_EXPIRES = Gauge(
 # A series that appears with its first event has no increase() for that event, so all series are made here. labels()
 # costs more than inc(), so code on the frame path keeps the child: SENT_BYTES.labels(leg="media").
 for _metric, _values in (
-    (CALLS_LIVE, MEDIA_KINDS),
-    (CALLS, MEDIA_KINDS),
-    (CALL_SECONDS, MEDIA_KINDS),
     (CALLS_LIMIT, ("calls", "requests")),
-    (FIRST_AUDIO_MS, DOORS),
     (TURN_STAGE_MS, TURN_STAGES),
     (REFUSED, REFUSALS),
     (MOVED, MOVES),
@@ -455,14 +439,23 @@ for _metric, _values in (
 ):
     for _value in _values:
         _metric.labels(_value)
-for _door in DOORS:
-    for _value in OUTCOMES:
-        TURNS.labels(_door, _value)
-    for _value in HTTP_CODES:
-        HTTP_RESPONSES.labels(_door, _value)
 for _file in WATCHED_FILES:
     for _value in RELOADS:
         FILE_RELOADS.labels(_file, _value)
+
+
+def know_doors(media_kinds: Sequence[str], doors: Sequence[str]) -> None:
+    """Make the series of the ways in, before the first call: `media_kinds` says where a call's frames may go, `doors`
+    whose protocol a bot may speak. "http" is our own API, `/tts/stream`."""
+    for kind in media_kinds:
+        for metric in (CALLS_LIVE, CALLS, CALL_SECONDS):
+            metric.labels(kind)
+    for door in doors:
+        FIRST_AUDIO_MS.labels(door)
+        for outcome in OUTCOMES:
+            TURNS.labels(door, outcome)
+        for code in HTTP_CODES:
+            HTTP_RESPONSES.labels(door, code)
 
 
 def know_engine(name: str) -> None:

@@ -1,0 +1,13 @@
+"""Exotel's AgentStream."""
+
+from __future__ import annotations
+
+from telephony_tts.doors.exotel.leg import ExotelLeg
+from telephony_tts.transport.door import Door, MediaSide
+
+DOOR = Door(
+    "exotel",
+    media=MediaSide(
+        ExotelLeg, lambda connection, settings: ExotelLeg(connection, settings.speech.lead_ms), token_in_start=True
+    ),
+)
