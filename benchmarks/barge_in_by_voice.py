@@ -1,12 +1,12 @@
-"""Whether the caller is heard when he speaks, on real voices, noise and echo, beside the rules of other software.
+"""Whether the caller's voice is detected, on real voices, noise and echo, beside the rules of other software.
 
-The callers are recorded telephone prompts. Each says one prompt over the bot's speech, and interrupts, or is missed. In
-the other cases nobody speaks, and each interruption is false: minutes of the bot's own echo, or of a noise. All sound
-passes mu-law. Time is simulated: the pieces of the product get 20 ms at a time, so the figures do not depend on the
-machine. The same sound goes to pipecat, to livekit with the same network, and to two other detectors, as a process of
-its own. The bot speaks on after an interruption, so that all get the same sound. The rules "webrtc aec" and "speex"
-are the product with an echo canceller before it instead of its own comparison. With `--live`, calls of a running server
-are interrupted by some of the callers in real time.
+The callers are recorded telephone prompts. Each says one prompt over the bot's speech, and interrupts, or is missed.
+In the other cases the caller is silent, and each interruption is false: minutes of the bot's own echo, or of a noise.
+All sound passes mu-law. Time is simulated: the pieces of the product get 20 ms at a time, so the figures do not depend
+on the machine. The same sound goes to pipecat, to livekit with the same network, and to two other detectors, as a
+process of its own. The bot speaks on after an interruption, so that all get the same sound. The rules "webrtc aec" and
+"speex" are the product with an echo canceller before it instead of its own comparison. With `--live`, calls of a
+running server are interrupted by some of the callers in real time.
 
 The first use downloads the recordings (32 MB, by apt) and the other software (600 MB, by pip and apt) into .peers.
 """
@@ -80,7 +80,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Quiet:
-    """A case in which nobody speaks: seconds of an echo (delay in ms, dB down, path), or of a noise at a level."""
+    """A case with a silent caller: seconds of an echo (delay in ms, dB down, path), or of a noise at a level."""
 
     name: str
     seconds: float
@@ -308,7 +308,7 @@ def run_live(n_callers: int) -> list[dict[str, Any]]:
     for name, at_s, dbm0, echo in (
         ("silence", 5.0, -25.0, None), ("first second", 0.3, -25.0, None),
         ("echo 600 ms 10 dB", 5.0, -20.0, (600.0, 10.0)),
-        ("echo 600 ms 10 dB, nobody speaks", 60.0, None, (600.0, 10.0)),
+        ("echo 600 ms 10 dB, silent caller", 60.0, None, (600.0, 10.0)),
     ):  # fmt: skip
         callers = [
             LiveCaller(np.zeros(0) if dbm0 is None else sound.at_level(said, dbm0), at_s, echo)

@@ -117,7 +117,7 @@ async def _call(port: int, n_turns: int, phase_s: float = 0.0) -> list[dict[str,
 
 
 def _letters(payload: bytes) -> str:
-    """The letters that were heard, in order. A tone that lasts for less than 20 ms is none."""
+    """The letters that were heard, in order. A tone that lasts for less than 20 ms does not count."""
     pcm = np.frombuffer(payload, "<i2").astype(np.float64)
     windows = pcm[: len(pcm) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
     letters = sorted(set(_TEXT) - {" "})

@@ -96,7 +96,7 @@ def main() -> None:
         numbers = [int(word) for word in chosen.replicas.split(",")] if chosen.replicas else []
     except (OSError, ValueError) as error:
         flags.error(str(error))
-    print(f"engine: {prices.label}, " + ("MEASURED" if prices.measured else "ASSUMED, nobody has measured it"))
+    print(f"engine: {prices.label}, " + ("MEASURED" if prices.measured else "ASSUMED, not measured"))
     for note in prices.notes:
         print(f"  {note}")
     checked = [] if document is None else _check_prices(prices, document)

@@ -1,1 +1,1 @@
-"""The PBX side: calls of Asterisk and FreeSWITCH become media legs of a telephony-tts server, in a separate process."""
+"""Calls of Asterisk and FreeSWITCH become media legs of a telephony-tts server, in a process of its own."""

@@ -1,0 +1,1 @@
+"""A WebSocket server that gives a call-centre bot its voice."""

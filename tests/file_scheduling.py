@@ -35,7 +35,7 @@ class FileScheduling(LoadFileScheduling):
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:
-        """A process begins its last test only when it gets one more or is told that there is none."""
+        """A process begins its last test only when it gets one more or is told that it was the last."""
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)

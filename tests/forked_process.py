@@ -253,7 +253,7 @@ def fork_on_request(fd: int, imports: Mapping[str, ScriptImports]) -> NoReturn:
 
 
 def _fork_next(connection: socket.socket, imports: Mapping[str, ScriptImports]) -> bool:
-    """Fork a child for the next request. Returns False if there is none."""
+    """Fork a child for the next request. Returns False when no more requests come."""
     data, fds, _, _ = socket.recv_fds(connection, MAX_BYTES, MAX_FILES)
     if not data:
         return False

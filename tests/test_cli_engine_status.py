@@ -45,7 +45,7 @@ def test_a_server_that_is_ready_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_without_a_server_it_fails_within_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens here
+        taken.bind(("127.0.0.1", 0))  # this port does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main(["engine", "status", address, "--within-s", "0.5"]) == 1
     told = capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_each_failure_says_what_to_do(
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     for arguments, message in (
-        (["nobody"], "kokoro has no voice 'nobody'; it has zm_yunxi"),
+        (["stranger"], "kokoro has no voice 'stranger'; it has zm_yunxi"),
         (["ja", "--voices", str(tmp_path / "file")], "cannot be written: .*name another folder with --voices"),
         (["ja", "--voices", "/proc/voices"], "cannot be written: .*name another folder with --voices"),
     ):

@@ -59,4 +59,4 @@ def test_engine_errors_are_the_callers() -> None:
     with pytest.raises(EngineError, match="told to fail"):
         spoken("abc.", FakeEngine(fail_after_chunks=1))
     with pytest.raises(UnknownVoice):
-        spoken("abc.", voice="nobody")
+        spoken("abc.", voice="stranger")

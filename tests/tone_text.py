@@ -15,7 +15,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def tone_text(pcm: Pcm, rate_hz: int = 8000, alphabet: str = ALPHABET) -> str:
-    """The letters in `pcm` in order, a blank for silence. A tone that goes on is one letter; below 20 ms it is none."""
+    """The letters in `pcm` in order, a blank for silence. A tone that goes on is one letter; below 20 ms it is not."""
     n_window = rate_hz * _WINDOW_MS // 1000
     n_windows = len(pcm) // n_window
     windows = pcm[: n_windows * n_window].astype(np.float64).reshape(n_windows, n_window)

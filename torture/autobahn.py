@@ -41,7 +41,7 @@ PASSED = ("OK", "NON-STRICT", "INFORMATIONAL")
 REFUSED_BY_LIMIT = ("9.3.1", "9.3.2", "9.3.3", "9.4.1", "9.4.2", "9.4.3")
 """Messages of 4 MB in fragments of 64 to 1,024 bytes, which are more than MAX_FRAGMENTS."""
 BY_THE_LIBRARY = {"7.1.5": "a close inside a message in fragments is answered with 1002, not with its own code"}
-"""What the package websockets does otherwise, in a place where it harms nobody: both sides are closing."""
+"""What the package websockets does otherwise, in a place where it does no harm: both sides are closing."""
 _RUN = "import site, sys; site.addsitedir(sys.argv.pop(1)); from autobahntestsuite.wstest import run; run()"
 
 

@@ -72,7 +72,7 @@ class CallerRules:
         self._voices.append(_Voice(now_ns, None, ms, is_sure, self._is_speaking))
 
     def spoke(self, now_ns: int) -> None:
-        """The caller has said it all. It may have taken longer than it should, and then nobody knows what is heard."""
+        """The caller has said it all. It may have taken longer than it should, and then what is heard is not known."""
         voice = self._voices[-1]
         voice.end_ns = now_ns
         if now_ns - voice.begin_ns > (voice.ms + _MOST_LATE_MS) * MS:
@@ -80,7 +80,7 @@ class CallerRules:
 
     def event(self, event: dict[str, Any], now_ns: int, speech_since_ns: int | None) -> str:
         """`caller` came. `speech_since_ns`: since when the caller has heard speech that goes on; None if that is not
-        so, or if nobody can be sure of it."""
+        so, or if it is uncertain."""
         is_speaking = event["state"] == "speaking"
         if not self.was_armed:
             return f"caller {event['state']} came, and barge-in was never on"

@@ -52,7 +52,7 @@ class CarrierLink(Link):
             self._telephone.tell(message)
 
     def telephone_errs(self, n: int) -> None:
-        """Send messages that cannot be read, or that nobody has asked for."""
+        """Send messages that cannot be read, or were not asked for."""
         for _ in range(n):
             example = self._choose.choice(self.dialect.harmless())
             payload, is_text = invalid_media(self._choose, example, self.dialect.stamp)

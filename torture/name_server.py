@@ -32,7 +32,7 @@ class NameServer:
         self.is_silent = False
 
     def answer(self, question: bytes) -> bytes | None:
-        """The answer to a packet; None if there is none."""
+        """The answer to a packet; None if it gets no answer."""
         with suppress(struct.error, IndexError, UnicodeDecodeError):
             number, *_ = _QUESTION.unpack_from(question)
             labels, at = [], _QUESTION.size
@@ -95,7 +95,7 @@ class _Voices(BaseHTTPRequestHandler):
             self.wfile.write(render(told["input"]).tobytes())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Its lines are nobody's errors."""
+        """Its lines are not counted as errors."""
 
 
 @contextmanager

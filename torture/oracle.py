@@ -238,7 +238,7 @@ class NativeOracle:
     # ------------------------------------------------------------------ the bot
 
     def free_letter(self) -> str | None:
-        """A letter that no live turn has; the one that was used longest ago. None if there is none."""
+        """A letter that no live turn has; the one that was used longest ago. None if all are in use."""
         for _ in range(len(self._letters)):
             letter = self._letters[0]
             self._letters.rotate(-1)
@@ -440,7 +440,7 @@ class NativeOracle:
         if event["reason"] == "barge_in":
             self._judge_voice(self._caller.interrupts(turn.id, "cleared"))
         if event["reason"] == "clear" and asked is None:
-            self._wrong(v.ONE_END, f"{turn.id} was cleared, and nobody asked for it")
+            self._wrong(v.ONE_END, f"{turn.id} was cleared without a request")
         elif event["reason"] == "clear" and asked is not None and len(total) != asked.n_chars:
             self._wrong(v.HEARD, f"{turn.id} had {asked.n_chars} characters at its clear, reported {len(total)}")
         if event["heard_chars"] != len(event["heard_text"]):

@@ -159,7 +159,7 @@ def memory_group() -> Iterator[MemoryGroup | None]:
 @contextmanager
 def own_resolver(file: Path) -> Iterator[tuple[Sequence[str], NameServer | None]]:
     """The beginning of a command whose program asks our own DNS server, and that server. Where this user may not do
-    that, there is none: names then fail as they do here."""
+    that, names fail as they do here."""
     if _resolver():
         yield (), None
         return

@@ -374,7 +374,7 @@ class Subject:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has now."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

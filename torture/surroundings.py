@@ -79,7 +79,7 @@ class Surroundings:
 
 
 async def watch_lag(stops: Stops) -> None:
-    """Note when this process's event loop was late: then its clients read late, and the server is not to blame."""
+    """Note when this process's event loop was late: then its clients read late, not the server."""
     last_ns = time.monotonic_ns()
     while True:
         await asyncio.sleep(_LAG_EVERY_S)

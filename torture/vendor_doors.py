@@ -133,7 +133,7 @@ class DeepgramLink(VendorLink):
                 self.oracle.ended(next((k for k, text in texts if text.is_complete and not text.is_over), "none"))
             case "Cleared":
                 if not self._clears:
-                    self.oracle.wrong(v.ANSWERS, "Cleared, and nobody asked for it")
+                    self.oracle.wrong(v.ANSWERS, "Cleared without a request")
                     return
                 before = self._clears.pop(0)
                 self.oracle.silenced([key for key in before if not self.oracle.texts[key].is_over])

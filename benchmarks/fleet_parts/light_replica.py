@@ -53,7 +53,7 @@ class _Stream:
     n_begun: int = 0
     all_begun: bool = False
     in_flow: int | None = None
-    """Tokens of the block in the flow; None if there is none."""
+    """Tokens of the block in the flow; None if the flow has no block."""
     in_flow_is_last: bool = False
     k: int = 0
     """Euler steps made of that block."""

@@ -91,7 +91,7 @@ NAMED_PRICES = {
         ),
     ),
 }
-"""Prices by name. A result made with prices that nobody has measured says so."""
+"""Prices by name. A result made with prices that were not measured says so."""
 
 
 def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:

@@ -60,7 +60,7 @@ class ResultFile:
         return found
 
     def result(self, part: str, unit: str) -> Line | None:
-        """The result of a unit; None if there is none, or an error only."""
+        """The result of a unit; None if it has no result, or only an error."""
         line = self.units(part).get(unit)
         return None if line is None or "error" in line else line
 

@@ -18,7 +18,7 @@ from telephony_tts.audio.g711 import decode_ulaw
 
 _FRAME = RATE_HZ // 50
 _TEXT = (
-    "Your parcel left the depot on Tuesday and should arrive before noon. If nobody is at home, our driver will leave "
+    "Your parcel left the depot on Tuesday and should arrive before noon. If you are out, our driver will leave "
     "it with a neighbour, unless you would like to name another place. I can offer you Monday at nine. "
 )
 

@@ -478,7 +478,7 @@ def _piece(job: Job) -> Piece:
 
 
 def _track(job: Job) -> _Track:
-    """The job's track, in place of the runner's; made if there is none yet."""
+    """The job's track, in place of the runner's; made if the job has no track yet."""
     track: Any = job.track
     if track is None:
         track = job.track = cast(Any, _Track())

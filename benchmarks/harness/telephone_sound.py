@@ -104,7 +104,7 @@ _WHO = ("Your parcel", "Your new card", "The technician", "Our driver", "The inv
 _DOES = (
     "left the depot on Tuesday and should arrive before noon",
     "is planned for Friday the twelfth, between two and four",
-    "could not be delivered, because nobody was at home",
+    "could not be delivered, because the door was not answered",
     "has been moved to another day at your request",
 )
 _ASKS = (

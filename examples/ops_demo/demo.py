@@ -122,7 +122,7 @@ def verdict(calls: Calls, later: Calls, report: dict[str, object]) -> int:
 
 
 def write_experiments(folder: Path, share: int) -> None:
-    """Put the file in place at once, so that nobody reads half of it."""
+    """Put the file in place at once, so that the server never reads half of it."""
     part = folder / "experiments.part"
     part.write_text(EXPERIMENTS.format(name=EXPERIMENT, key=KEY, share=share))
     os.replace(part, folder / "experiments.yaml")

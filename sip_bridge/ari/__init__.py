@@ -1,0 +1,1 @@
+"""Asterisk by ARI: calls in Stasis, outgoing calls, audio over RTP."""

@@ -96,7 +96,7 @@ class AriApplication:
     def _await_next(self, why: str) -> None:
         self._is_lost(why)
         for call in self._live:
-            call.on_event(a.AriHold(call.caller.id, False))  # its end may come while nobody is told of it
+            call.on_event(a.AriHold(call.caller.id, False))  # its end may come without an event
         loop = asyncio.get_running_loop()
         self._calls_timeout = loop.call_later(self._ari.lost_timeout_s, self._end_lost_calls)
 

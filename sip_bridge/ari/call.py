@@ -91,7 +91,7 @@ class AriCall:
         self._media_started: asyncio.Future[None] = loop.create_future()
         self._media = make_media(ari, server, self.end, self._send_digits)
         self._sending: set[asyncio.Task[None]] = set()
-        """Requests to send tones, which nobody waits for."""
+        """Requests to send tones; their answers are not awaited."""
         self.is_abandoned = False
         """The caller could not be sent back to the dialplan, because Asterisk was not connected."""
         self._has_caller_channel = order is None

@@ -15,7 +15,7 @@ _WIDE = re.compile(r"g722|g719|opus|siren(7|14)|amrwb|evs|speex(16|32)|silk(12|1
 
 
 def format_for(setting: str, telephone: str, *, is_rtp: bool) -> str:
-    """Asterisk's name of the format. `telephone` is the answer for `CODEC_VARIABLE`, "" if there is none.
+    """Asterisk's name of the format. `telephone` is the answer for `CODEC_VARIABLE`, "" if it is missing.
 
     With `AUTO` a wide-band telephone gets 16 kHz, and any other telephone G.711, which costs least.
     """

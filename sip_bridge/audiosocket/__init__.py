@@ -1,0 +1,1 @@
+"""Asterisk by AudioSocket: one TCP connection for each call."""

@@ -1,0 +1,1 @@
+"""FreeSWITCH by its event socket: plays the speech files of a call in order."""

@@ -25,7 +25,7 @@ _log = logs.get(__name__)
 _DIGITS = "0123456789*#ABCD"
 
 _ANSWER_S = 5.0
-"""How long the server may take to answer `again`. If the call ended while the event socket was lost, nobody answers."""
+"""How long the server may take to answer `again`. No answer comes if the call ended while the event socket was lost."""
 
 
 class SwitchCommands(Protocol):

@@ -1,0 +1,1 @@
+"""RTP: packets, codecs, concealment of lost packets."""

@@ -1,0 +1,1 @@
+"""Codecs, resampler, encoder of a turn, containers, voice detection, sound files."""

@@ -1,0 +1,1 @@
+"""What `telephony-tts bench` measures: callers, measures, reports."""

@@ -11,7 +11,7 @@ addTexts({
   work: ["{0}: load {1}, {2} speaking, {3} waiting", "{0}：负载 {1}，合成 {2}，排队 {3}"],
   nSilent: ["{0} processes of the server do not answer. Their calls are missing here.", "有 {0} 个服务进程无响应，其通话未显示。"],
   stale: ["The server has said nothing for {0} s. What is shown may be over. Asking again …", "服务器已 {0} 秒无消息，显示的内容可能已过时。正在重试…"],
-  nobody: ["No call is on the line.", "当前没有通话。"],
+  noCalls: ["No call is on the line.", "当前没有通话。"],
   call: ["Call", "通话"],
   door: ["Door", "入口"],
   legs: ["Legs", "线路"],
@@ -57,13 +57,13 @@ const head = element("thead");
 const body = element("tbody");
 const table = element("table", { id: "live" }, head, body);
 const rows = new Map(); // the name of each call, and its row
-const nobody = element("p", { className: "hint" });
+const noCalls = element("p", { className: "hint" });
 const listTitle = element("h2", { hidden: true });
 const list = element("div", { id: "recordings", className: "cards" });
 const shownCall = element("div", { id: "recorded", hidden: true });
 page.append(
   element("div", { className: "row" }, title, count, element("span", { className: "push" }), loads), hint, silent,
-  element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "calls-title" }, table), nobody, listTitle, list, shownCall,
+  element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "calls-title" }, table), noCalls, listTitle, list, shownCall,
 );
 
 // --------------------------------------------------------------------- live
@@ -140,8 +140,8 @@ function drawCalls() {
   silent.textContent = calls.n_silent ? t("nSilent", calls.n_silent) : "";
   hint.hidden = calls.may_hear;
   hint.textContent = t("mayNot");
-  nobody.hidden = calls.calls.length > 0;
-  nobody.textContent = t("nobody");
+  noCalls.hidden = calls.calls.length > 0;
+  noCalls.textContent = t("noCalls");
   const heads = ["call", "door", "legs", "voice", "callState", "age", ...(calls.may_hear ? ["said", ""] : [])];
   table.hidden = !calls.calls.length;
   table.classList.remove("stale");

@@ -259,7 +259,7 @@ function connectionLost({ code, reason, isSilent }) {
   setMicrophone(false);
   field("say-state").value = "";
   update();
-  if (!cut.length && !microphone) return; // nobody misses it, and the next text connects again
+  if (!cut.length && !microphone) return; // it is not missed, and the next text connects again
   const told = isSilent ? t("noAnswer") : reason;
   const why = told ? ` (${told})` : "";
   const isOver = code === 1000 || code === 1008; // the server wanted it so

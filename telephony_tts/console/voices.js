@@ -81,7 +81,7 @@ addTexts({
   saveLexicon: ["Save", "保存"],
   saved: ["saved: {0} entries", "已保存：{0} 个条目"],
   correct: ["{0} entries, no problem", "{0} 个条目，没有问题"],
-  changedElsewhere: ["Somebody else has saved this lexicon meanwhile. Nothing was overwritten.", "其他人已保存此词典，未覆盖任何内容。"],
+  changedElsewhere: ["Another user has saved this lexicon meanwhile. Nothing was overwritten.", "其他人已保存此词典，未覆盖任何内容。"],
   savedNow: ["What is saved now", "当前已保存的内容"],
   takeTheirs: ["Take what is saved", "采用已保存的内容"],
   keepMine: ["Keep my text, to save it over that", "保留我的内容，再次保存将覆盖"],

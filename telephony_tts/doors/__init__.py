@@ -1,0 +1,1 @@
+"""One folder for each carrier and vendor whose protocol the server speaks."""

@@ -197,7 +197,7 @@ class Utterance:
     is_private: bool = False
     """Its audio must not be kept."""
     has_digits: bool = False
-    """The bot wrote digits, which `text` has as words: an amount or a name of somebody, perhaps."""
+    """The bot wrote digits, which `text` has as words: an amount or a person's name, perhaps."""
     pronunciations: tuple[Pronunciation, ...] = ()
     """In the order of the text, without overlap. An engine uses those that it can, and reads the text otherwise.
     Timings refer to `text` in any case."""

@@ -250,7 +250,7 @@ class Catalog:
         """The engine and voice of an utterance, as in `resolve`, checked to be able to read its text.
 
         Raises UnknownVoice or UnsupportedText. UnsupportedText names voices of all engines that accept the text; if
-        there are none, it says what would help.
+        if no voice does, it says what would help.
         """
         if utterance.insert is not None:
             return self._inserts, self._inserts.voices[0]
@@ -297,7 +297,7 @@ class Catalog:
         )
 
     def _what_helps(self, utterance: Utterance) -> str:
-        """The voices that accept a refused text; if there are none, what would help."""
+        """The voices that accept a refused text. If no voice does: what would help."""
         language = language_of(utterance.text)
         able, absent = self._able(utterance, language)
         if able:

@@ -102,7 +102,7 @@ class Failover:
     def next(
         self, utterance: Utterance, voice: Voice, tried: Collection[str], reason: Reason, now_ns: int
     ) -> tuple[Engine, Voice] | None:
-        """The engine and voice that speak in place of `voice`. None if there is none.
+        """The engine and voice that speak in place of `voice`. None if no other engine can.
 
         `tried` are the engines that this utterance was given to. After a failure an engine with an open circuit is
         better than silence, so it is tried if there is no other.

@@ -13,7 +13,7 @@ _LOCK = "lock"
 
 
 class LockedFolder:
-    """`name` is its path, until `cleanup`. Making one removes the folders with the same prefix that nobody holds."""
+    """`name` is its path, until `cleanup`. Making one removes those with the same prefix that no process holds."""
 
     def __init__(self, prefix: str) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):

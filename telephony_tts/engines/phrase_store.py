@@ -1,7 +1,7 @@
 """Where the audio of phrases is kept: in memory, and in a folder on disk.
 
 Memory is read without waiting. The disk is read and written by two threads, never by the event loop. A phrase goes to
-disk when it is asked for a second time, so that a language model's sentences, which nobody says again, are not written.
+disk when it is asked for a second time, so that a language model's sentences, which do not come again, are not written.
 
 A fault of the disk costs a synthesis, nothing more: what is damaged is removed and made again, and what cannot be
 written is written later, if it is asked for again. Several servers may use one folder.
@@ -360,7 +360,7 @@ def open_cache(path: Path, disk_bytes: int) -> Cache:
 
 
 def _own(chunk: Chunk) -> Chunk:
-    """A copy that nobody can change, as it will be given to others: it did not wait in a queue."""
+    """A copy that cannot be changed, as it will be given to others: it did not wait in a queue."""
     if not chunk.pcm.flags.writeable and chunk.pcm.base is None:
         return chunk
     pcm = chunk.pcm.copy()

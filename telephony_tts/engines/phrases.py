@@ -100,7 +100,7 @@ class PhraseKeeper:
             async for chunk in chunks:
                 made.append(chunk)
                 yield chunk
-        # Only here: whoever cancels closes this generator before.
+        # Only here: a cancel closes this generator before.
         if made:
             self._store.keep(key, tuple(made))
 

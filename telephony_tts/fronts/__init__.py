@@ -1,0 +1,1 @@
+"""Several server processes behind one port: claims of calls, moved sockets, metrics of all."""

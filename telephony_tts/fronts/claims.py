@@ -1,8 +1,8 @@
 """Which front owns a call: one file for each claimed id, made in one step by the system.
 
 A claim is a symbolic link. Its name is the hash of the call's id, and its target is the front. The system makes a link
-only if there is none, so two fronts cannot both have a call, and no process decides for the others. The claims of a
-front that has ended are removed by whoever finds them. That happens under a lock: otherwise a slow remover could remove
+only if the call has none, so two fronts cannot both have a call, and no process decides for the others. The claims of a
+front that has ended are removed by the front that finds them, under a lock: otherwise a slow remover could remove
 a new claim in place of the old one.
 """
 

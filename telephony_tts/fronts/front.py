@@ -24,7 +24,7 @@ from telephony_tts.transport.fronts import FrontGone, FrontLoad, FrontSilent, Mo
 
 _log = logs.get(__name__)
 KEEP_EVERY_S = 1.0
-"""How often a front writes its metrics down, if nobody scrapes them: a front that is killed loses no more than this."""
+"""How often a front writes its metrics down, if none scrapes them: a front that is killed loses no more than this."""
 _MOST_NONCES = 65_536
 """Of all fronts together."""
 

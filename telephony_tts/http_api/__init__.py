@@ -1,0 +1,1 @@
+"""Speech, voices and the console's requests over HTTP."""

@@ -1,0 +1,1 @@
+"""Files of the operator: keys, lexicons, certificates; read again when they change."""

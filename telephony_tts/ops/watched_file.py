@@ -30,7 +30,7 @@ class WatchedFile(Generic[Content]):
         self.content = read(path)
 
     def reload(self) -> Content | None:
-        """Read the file if it changed. Returns the new content. None if there is none: the file did not change, or it
+        """Read the file if it changed. Returns the new content. None if nothing is new: the file did not change, or it
         cannot be used, which the log says once for each reason."""
         state = file_state(self._path)
         if state == self._seen:

@@ -1,0 +1,1 @@
+"""Records calls as two channels with a timeline, and replays them."""

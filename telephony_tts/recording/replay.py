@@ -95,7 +95,7 @@ class Replay:
 
 
 def read_recording(path: Path) -> Replay:
-    """Read a recording by the name of either of its files. Raises ConfigError if it is none."""
+    """Read a recording by the name of either of its files. Raises ConfigError for other files."""
     if path.name in ("", ".."):
         raise ConfigError(f"{path}: is a folder; name the .jsonl or the .wav of a recording")
     lines, wav = path.with_suffix(".jsonl"), path.with_suffix(".wav")

@@ -1,0 +1,1 @@
+"""The clock, the event loop, errors, logs, metrics, settings from YAML, host names."""

@@ -73,7 +73,7 @@ class DaemonPool(Executor):
                 continue
             try:
                 result = work()
-            except BaseException as error:  # it belongs to whoever waits for the future
+            except BaseException as error:  # it belongs to the task that waits for the future
                 future.set_exception(error)
             else:
                 future.set_result(result)

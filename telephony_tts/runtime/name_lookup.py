@@ -56,7 +56,7 @@ class NameLookups:
             found = error
         except UnicodeError as error:  # a label that is too long
             found = socket.gaierror(socket.EAI_NONAME, str(error))
-        except Exception as error:  # no memory, or a port that is too large: whoever waits must hear of it
+        except Exception as error:  # no memory, or a port that is too large: the waiting tasks must hear of it
             found = OSError(f"{question[0]}: {str(error) or type(error).__name__}")
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._tell, question, found)

@@ -1,0 +1,1 @@
+"""Splits text into sentences and normalises them, with source offsets: Markdown, SSML, lexicons."""

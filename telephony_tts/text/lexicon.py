@@ -102,7 +102,7 @@ def read_entry(written: str, say: str, case: Case | None = None) -> Entry:
 
 
 def _syllables(written: str, say: str) -> tuple[str, ...]:
-    """The syllables of pinyin such as "chong2 qing4" or "chóng qìng" for Chinese characters. () if `say` is none.
+    """The syllables of pinyin such as "chong2 qing4" or "chóng qìng" for Chinese characters. () if `say` is not pinyin.
 
     Raises BadEntry if it is pinyin with a wrong tone, or with another number of syllables than there are characters.
     """
@@ -120,7 +120,7 @@ def _syllables(written: str, say: str) -> tuple[str, ...]:
 
 
 def _syllable(written: str) -> str:
-    """A syllable in letters and a tone: "lv4" of "lǜ", "lü4" or "lu:4"; "" if it is none. Without a tone it is 5."""
+    """A syllable in letters and a tone: "lv4" of "lǜ", "lü4" or "lu:4"; "" for other text. Without a tone it is 5."""
     tone = ""
     letters = ""
     for char in unicodedata.normalize("NFD", written):

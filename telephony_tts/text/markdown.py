@@ -46,7 +46,7 @@ _SILENT = (
     r"\U0001f000-\U0001f0ff\U0001f10d-\U0001f1ff\U0001f200-\U0001faff\U000e0000-\U0010ffff©®™•◦‣"
 )
 _FIRST = r"$\\^`~\-*_=>\#+•·●▪◦‣!\[\]<m&|(（【\ \t"
-"""What a mark begins with. Most characters of a text are none of these, and cost no more than that."""
+"""What a mark begins with. Most characters of a text are not among these, and cost no more than that."""
 
 _MARK = re.compile(
     rf"""(?=[{_FIRST}{_SILENT}])(?:

@@ -597,7 +597,7 @@ def _milliseconds(time: str) -> int | None:
 
 
 def _rate(written: str) -> float | None:
-    """The factor of a rate: a name, "120%", "+20%" or "1.2". None if it is none of them."""
+    """The factor of a rate: a name, "120%", "+20%" or "1.2". None for another text."""
     written = written.strip().lower()
     if written in RATES:
         return RATES[written]

@@ -1,0 +1,1 @@
+"""Sockets: listening, admission, the two legs of a call, the call's tasks."""

@@ -1,0 +1,1 @@
+"""Messages, and the codecs of the native protocol; what vendors' codecs share."""

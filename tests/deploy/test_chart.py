@@ -399,7 +399,7 @@ def test_a_pod_with_more_processes_says_so_to_the_server() -> None:
         ),
         (["engine.ray.min=9"], "engine.ray.min: 9 is above engine.ray.max (4)"),
         (["engine.mode=remote"], "engine.config: missing"),
-        (["engine.config.engines.cosyvoice2.model=/models/x"], "model.source: is none"),
+        (["engine.config.engines.cosyvoice2.model=/models/x"], "model.source: it is empty"),
         (["model.pull.enabled=true"], "model.pull.enabled: needs model.source pvc or host"),
         (["model.source=image"], "model.image.reference: missing"),
         (["model.source=host"], "model.host.path: missing"),

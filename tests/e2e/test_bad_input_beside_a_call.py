@@ -266,7 +266,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.misbehave.__name__)
-def test_a_peer_that_misbehaves_delays_nobody(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_misbehaves_delays_no_other_call(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "telephony_tts")
 
     async def main() -> None:
@@ -289,7 +289,7 @@ def test_a_peer_that_misbehaves_delays_nobody(case: Case, caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("forked_makers")
-def test_bad_recordings_delay_nobody(tmp_path: Path) -> None:
+def test_bad_recordings_delay_no_other_call(tmp_path: Path) -> None:
     """A FLAC file of two hours, a renamed PNG, five channels: they are read in a process of their own."""
     write_random_checkpoint(tmp_path / "model")
 

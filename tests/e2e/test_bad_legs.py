@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timed
 
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
-LONG = "This is a long story, and nobody is going to hear its end. " * 20
+LONG = "This is a long story, and it will not be heard to its end. " * 20
 
 
 def test_two_bots_for_one_call() -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timed
 
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
-LONG = "This is a long story, and nobody is going to hear its end. " * 20
+LONG = "This is a long story, and it will not be heard to its end. " * 20
 
 
 async def _still_speaks(bot: Bot) -> None:

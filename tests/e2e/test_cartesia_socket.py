@@ -424,7 +424,7 @@ def test_another_format_is_refused_while_a_context_speaks_and_taken_when_none_do
 @pytest.mark.parametrize(
     ("fields", "status", "word"),
     [
-        ({"voice": {"mode": "id", "id": "nobody"}}, 404, "nobody"),
+        ({"voice": {"mode": "id", "id": "stranger"}}, 404, "stranger"),
         ({"voice": 7}, 400, '"voice" must be an object'),
         ({"output_format": {**MULAW, "sample_rate": 16000}}, 400, "one of 8000 with pcm_mulaw, got 16000"),
         ({"output_format": {**PCM_8, "sample_rate": 11025}}, 400, "got 11025"),

@@ -115,7 +115,7 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path, program: Program) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["say", "Hello.", "{out}", "--voice", "nobody", *FAKE_FIRST], 1, ["nobody"]),
+        (["say", "Hello.", "{out}", "--voice", "stranger", *FAKE_FIRST], 1, ["stranger"]),
         (["say", "Hello.", "{out}", "--speed", "9", *TONES], 2, ["--speed: 9.0", "0.5 to 2"]),
         (["say", "Hello.", "{out}", "--codec", "ulaw", "--rate", "16000", *TONES], 2, ["--rate 16000", "--codec pcm"]),
         (["say", "Hello.", "{out}", "--rate", "16000", *TONES], 2, ["--rate 16000 needs --codec pcm", "--pcm is"]),
@@ -168,7 +168,7 @@ def test_a_named_engine_speaks_every_language(tmp_path: Path) -> None:
 def test_an_error_keeps_the_existing_file(tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     out.write_bytes(b"precious")
-    assert main(["say", "Hello.", str(out), "--voice", "nobody", *TONES]) == 1
+    assert main(["say", "Hello.", str(out), "--voice", "stranger", *TONES]) == 1
     assert out.read_bytes() == b"precious" and os.listdir(tmp_path) == ["out.wav"]
 
 
@@ -214,7 +214,7 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_says_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--set", "speech.voice=nobody", *FAKE_FIRST]) == 1
+    assert main(["doctor", "--set", "speech.voice=stranger", *FAKE_FIRST]) == 1
     assert "broken   speech" in capsys.readouterr().out
 
 
@@ -242,7 +242,7 @@ def test_standard_output_gets_the_engines_audio_once() -> None:
     assert np.array_equal(decoded([wav.payload], "pcm"), rendering(["Good morning."], 24_000))
 
 
-@pytest.mark.parametrize("wrong", [["--voice", "nobody"], ["--rate", "16000"], ["--config", "nowhere.yaml"]])
+@pytest.mark.parametrize("wrong", [["--voice", "stranger"], ["--rate", "16000"], ["--config", "nowhere.yaml"]])
 def test_an_error_writes_nothing_to_standard_output(wrong: list[str], program: Program) -> None:
     ended = program("say", "Hello.", "-", *TONES, *wrong)
     assert ended.returncode in (1, 2) and ended.stdout == b"" and ended.stderr.startswith(b"telephony-tts: ")

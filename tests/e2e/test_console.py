@@ -329,7 +329,7 @@ def n_watchers() -> float:
     return metrics.value("telephony_tts_console_watchers")
 
 
-def test_the_text_of_a_private_turn_is_shown_to_nobody() -> None:
+def test_the_text_of_a_private_turn_is_not_shown() -> None:
     async def main() -> None:
         async with serving() as rig, greeted(rig.url(call="c1", audio="binary")) as bot, watching(rig) as peer:
             await bot.send({"type": "say", "text": TEXT, "private": True})
@@ -342,7 +342,7 @@ def test_the_text_of_a_private_turn_is_shown_to_nobody() -> None:
 
 
 def test_named_keys_supervise_only_if_they_say_so() -> None:
-    """Also on a server that has no other token: nobody is a supervisor there without saying so."""
+    """Also on a server that has no other token: no client is a supervisor there by default."""
 
     async def main() -> None:
         named = (Key("acme", digest_of(b"acme")), Key("lead", digest_of(b"lead"), supervises=True))
@@ -600,7 +600,7 @@ def test_a_lexicon_of_almost_four_megabytes_is_tested_and_saved(
             assert file.read_text(encoding="utf-8") == text
             assert LexiconFiles({"brands": str(file)}).shelf["brands"].n_entries == n_lines, "it is read again"
             refused = await send("POST", "check", {"text": text, "sentence": ""}, **BOT)
-            assert (refused.status, refused.code) == (413, "body_too_large"), "nobody else may send so much"
+            assert (refused.status, refused.code) == (413, "body_too_large"), "no other request may send so much"
 
     run(main, within_s=120)
 

@@ -330,7 +330,7 @@ def test_mistakes_fail_the_task_and_the_socket_goes_on() -> None:
     async def main() -> None:
         async with serving(Tones(languages=("en", "zh", "de"))) as rig, client(rig) as bot:
             mistakes: list[dict[str, Any]] = [
-                {"voice": "nobody"}, {"text_type": "SSML"}, {"format": "flac"}, {"sample_rate": 1}, {"rate": 9}
+                {"voice": "stranger"}, {"text_type": "SSML"}, {"format": "flac"}, {"sample_rate": 1}, {"rate": 9}
             ]  # fmt: skip
             for n, parameters in enumerate(mistakes):
                 await bot.run(f"t{n}", **parameters)

@@ -22,7 +22,7 @@ from telephony_tts.engines.fake.engine import MS_PER_CHAR, FakeEngine
 
 pytestmark = pytest.mark.slow
 
-LONG = "All our lines are busy at the moment and somebody will be with you as soon as they possibly can."
+LONG = "All our lines are busy at the moment and an agent will be with you as soon as they possibly can."
 SHORT = "Goodbye for now."
 EIGHT = {"encoding": "linear16", "sample_rate": 8000}
 
@@ -322,7 +322,7 @@ def test_an_engine_that_fails_ends_the_turn_and_not_the_connection(path: str, la
 @pytest.mark.parametrize(
     ("query", "status", "code"),
     [
-        ({"model": "nobody"}, 400, "Bad Request"),
+        ({"model": "stranger"}, 400, "Bad Request"),
         ({"encoding": "mp3"}, 400, "UNSUPPORTED_AUDIO_FORMAT"),
         ({"sample_rate": 12345}, 400, "UNSUPPORTED_AUDIO_FORMAT"),
         ({"call": "not%20a%20name"}, 400, "INVALID_CALL"),

@@ -26,7 +26,7 @@ from telephony_tts.engines.fake.engine import FakeEngine
 pytestmark = pytest.mark.slow
 
 MS_PER_CHAR = 60
-LONG = "This is a very long story that nobody wants to hear to its end. " * 4
+LONG = "This is a very long story that will not be heard to its end. " * 4
 
 
 class ElevenLabsClient:
@@ -269,14 +269,14 @@ def test_a_turn_does_not_wait_for_one_that_the_client_stopped_without_a_word() -
 
     async def body() -> None:
         async with serving(burst_ahead_s=0.5) as rig, client(url(rig, auto_mode="true")) as bot:
-            await bot.say("long", "This is a very long story that nobody wants to hear to its end.")
+            await bot.say("long", "This is a very long story that will not be heard to its end.")
             await bot.hears(4000, "long")
             begun_s = time.monotonic()
             await bot.say("next", "One two.")
             await bot.final("next")
             assert time.monotonic() - begun_s < 2
             assert_heard(bot.audio("next"), ["One two."])
-            assert_heard(bot.audio("long"), ["This is a very long story that nobody wants to hear to its end."])
+            assert_heard(bot.audio("long"), ["This is a very long story that will not be heard to its end."])
 
     run(body)
 
@@ -381,8 +381,8 @@ def test_refusals_have_the_vendors_form() -> None:
 
     async def body() -> None:
         async with serving() as rig:
-            status, detail = await refusal(url(rig, voice="nobody"))
-            assert (status, detail["status"]) == (400, "voice_not_found") and "nobody" in detail["message"]
+            status, detail = await refusal(url(rig, voice="stranger"))
+            assert (status, detail["status"]) == (400, "voice_not_found") and "stranger" in detail["message"]
             status, detail = await refusal(url(rig, output_format="pcm_1"))
             assert (status, detail["status"]) == (400, "output_format_not_allowed")
             with pytest.MonkeyPatch.context() as patch:

@@ -289,7 +289,7 @@ def test_turns_interruptions_and_first_audio_are_counted_when_the_call_ends(
             await rig.empty()
             assert counted("anna", "calls") == 1
             assert (counted("anna", "turns"), counted("anna", "started")) == (3, 3)
-            assert counted("anna", "interruptions") == 1, "a hang-up interrupts nobody"
+            assert counted("anna", "interruptions") == 1, "a hang-up is no interruption"
             assert counted("anna", "errors") == 0 and counted("anna", "turns_squared") == 9
             assert 0 < counted("anna", "first_audio_ms") < 3000
             histogram = metrics.value(
@@ -361,8 +361,8 @@ def settings_with(tmp_path: Path, experiments: str, **more: object) -> config.Co
     ("arm", "told"),
     [
         ("{share: 1, engine: cosyvoice2}", "experiments.e.arms.a.engine: this server has no engine 'cosyvoice2'"),
-        ("{share: 1, voice: nobody}", "experiments.e.arms.a.voice: no engine of this server has a voice 'nobody'"),
-        ("{share: 1, voices: {tone: nobody}}", "experiments.e.arms.a.voices.tone: no engine of this server has"),
+        ("{share: 1, voice: stranger}", "experiments.e.arms.a.voice: no engine of this server has a voice 'stranger'"),
+        ("{share: 1, voices: {tone: stranger}}", "experiments.e.arms.a.voices.tone: no engine of this server has"),
     ],
 )
 def test_a_server_does_not_start_with_an_arm_that_cannot_speak(tmp_path: Path, arm: str, told: str) -> None:

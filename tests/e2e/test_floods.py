@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
-LONG = "This is a long story, and nobody is going to hear its end. " * 20
+LONG = "This is a long story, and it will not be heard to its end. " * 20
 
 
 @pytest.mark.parametrize(

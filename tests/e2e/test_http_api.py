@@ -661,7 +661,7 @@ POST = "POST /tts/stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r
 SHAPES = {
     "two lengths": (f"{POST}Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
     "two lengths in one": (f"{POST}Content-Length: 5, 6\r\n\r\nabcdef", 400),
-    "a length that is no number": (f"{POST}Content-Length: five\r\n\r\nabcde", 400),
+    "a length with letters": (f"{POST}Content-Length: five\r\n\r\nabcde", 400),
     "a negative length": (f"{POST}Content-Length: -5\r\n\r\nabcde", 400),
     "a length with a plus": (f"{POST}Content-Length: +5\r\n\r\nabcde", 400),
     "length and chunks": (f"{POST}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -954,7 +954,7 @@ def test_a_stream_that_outlives_the_drain_is_cut_off(caplog: pytest.LogCaptureFi
     assert not any(error for _, error in warnings_in(caplog))
 
 
-def test_more_requests_than_the_limit_disturb_nobody() -> None:
+def test_more_requests_than_the_limit_disturb_no_other_call() -> None:
     async def main() -> None:
         async with serving(http_streams=8) as rig, neighbour(rig):
             got = await asyncio.gather(

@@ -27,7 +27,7 @@ from telephony_tts.transport.settings import ServerSettings
 pytestmark = pytest.mark.timed
 
 TEXT = "Hello there, my friend."
-LONG = "All our lines are busy at the moment and somebody will be with you as soon as they possibly can."
+LONG = "All our lines are busy at the moment and an agent will be with you as soon as they possibly can."
 CHAR_MS = 60
 """What the engine speaks of a character."""
 

@@ -567,7 +567,7 @@ def test_a_voice_of_a_key_is_for_that_key_alone(model_dir: Path, tmp_path: Path)
                 fields = {"name": "anna", "replace": "true", **CONSENT}
                 assert (await add_as(rig, key, **fields)).error == (403, "not_yours")
                 near = await speak_as(rig, key, "ann")
-                assert near.status == 404 and b"anna" not in near.body, "its name is told to nobody else"
+                assert near.status == 404 and b"anna" not in near.body, "its name is told to no other key"
                 async with rig.bot(headers=as_key(key)) as bot:
                     await bot.send({"type": "config", "voice": "cosyvoice2/anna"})
                     assert (await bot.event("error"))["code"] == "unknown_voice"

@@ -150,7 +150,7 @@ def test_a_wrong_key_voice_or_rate_is_refused_before_the_connection() -> None:
         async with serving(tokens=("secret",)) as rig:
             cases: list[tuple[dict[str, Any], int, str]] = [
                 ({"key": "wrong"}, 401, "API key"),
-                ({"voice": "nobody"}, 400, "nobody"),
+                ({"voice": "stranger"}, 400, "stranger"),
                 ({"sampleRate": 11025}, 400, "expected one of 8000"),
             ]
             for options, status, word in cases:

@@ -200,7 +200,7 @@ def test_exemplars_name_calls_only_to_those_who_may_use_the_server() -> None:
     run(main)
 
 
-def test_voices_that_nobody_knows_and_too_many_voices_share_a_label() -> None:
+def test_unknown_voices_and_too_many_voices_share_a_label() -> None:
     class Obliging(FakeEngine):
         """Speaks in any voice, also in one that it does not list."""
 

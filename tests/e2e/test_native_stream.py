@@ -123,7 +123,7 @@ def test_flush_speaks_before_the_sentence_ends_and_config_changes_what_follows()
             await bot.send({"type": "config", "voice": "low", "speed": 2.0})
             await bot.say("Half as long.", "b")
             assert (await bot.event("done", turn="b"))["audio_ms"] == pytest.approx(13 * 30, abs=20)
-            await bot.send({"type": "config", "voice": "nobody"})
+            await bot.send({"type": "config", "voice": "stranger"})
             error = await bot.event("error")
             assert error["code"] == "unknown_voice" and not error["fatal"] and "turn" not in error
 
@@ -327,7 +327,7 @@ def test_options_are_echoed_and_unknown_ones_get_a_warning() -> None:
                 await bot.say("Hi.")
                 await bot.frames_to(3)
                 assert {len(frame) for frame in bot.frames} == {2 * FRAME_BYTES}
-            async with rig.bot(voice="nobody") as bot:
+            async with rig.bot(voice="stranger") as bot:
                 assert bot.ready["voice"] == "tone"
                 assert (await bot.event("error"))["code"] == "unknown_voice"
                 await bot.say("Hi.", "a")

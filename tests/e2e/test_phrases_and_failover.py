@@ -119,7 +119,7 @@ def test_what_is_wrong_with_the_command_is_said(tmp_path: Path, capsys: pytest.C
         (["warm", str(file), "--folder", str(tmp_path / "k")], 2, "has no phrase"),
         (["stats", "--folder", str(file)], 2, "there is no such folder"),
         (["warm", str(tmp_path / "some.txt"), "--folder", str(file), "--engine", "fake"], 2, "cannot be used to keep"),
-        (["warm", str(tmp_path / "some.txt"), "--folder", str(tmp_path / "k"), "--voice", "nobody"], 1, "1: no voice"),
+        (["warm", str(tmp_path / "some.txt"), "--folder", str(tmp_path / "k"), "--voice", "no-one"], 1, "1: no voice"),
     ):  # fmt: skip
         file.write_text("# nothing\n", encoding="utf-8")
         (tmp_path / "some.txt").write_text("Hello there.\n", encoding="utf-8")

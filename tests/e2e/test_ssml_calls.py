@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 SSML = (
     '<speak>Hello &amp; welcome.<mark name="greeted"/><break time="600ms"/> <voice name="low">Press '
-    '<say-as interpret-as="digits">12</say-as></voice>. <voice name="nobody">Bye</voice></speak>'
+    '<say-as interpret-as="digits">12</say-as></voice>. <voice name="stranger">Bye</voice></speak>'
 )
 
 
@@ -31,7 +31,7 @@ def test_a_streamed_turn_of_markup() -> None:
                 await bot.send({"type": "text", "turn": "a", "text": SSML[at : at + 7]})
             await bot.send({"type": "end", "turn": "a"})
             warning = await bot.event("warning")
-            assert warning["code"] == "unknown_voice" and "nobody" in warning["message"]
+            assert warning["code"] == "unknown_voice" and "stranger" in warning["message"]
             mark = await bot.event("mark")
             done = await bot.event("done")
             assert (mark["name"], mark["state"]) == ("greeted", "played")
@@ -40,7 +40,7 @@ def test_a_streamed_turn_of_markup() -> None:
             assert sentences == [
                 "<speak>Hello &amp; welcome.",
                 '<voice name="low">Press <say-as interpret-as="digits">12</say-as></voice>.',
-                '<voice name="nobody">Bye</voice></speak>',
+                '<voice name="stranger">Bye</voice></speak>',
             ]
             spoken = ["Hello and welcome.", "Press one two.", "Bye"]
             assert rig.engine.spoken == spoken  # type: ignore[attr-defined]

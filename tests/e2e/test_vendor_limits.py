@@ -99,7 +99,7 @@ def test_a_text_of_the_vendors_limit_passes_in_every_script(door: Door, kind: st
 
 
 @each_door
-def test_one_megabyte_gets_the_vendors_error_and_disturbs_nobody(door: Door) -> None:
+def test_one_megabyte_gets_the_vendors_error_and_disturbs_no_other_call(door: Door) -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig):
             async with connect(rig.url(door.path), proxy=None, max_queue=None) as socket:

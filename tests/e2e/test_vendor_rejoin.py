@@ -117,7 +117,7 @@ def test_the_silence_comes_while_the_caller_hears_the_sentence() -> None:
     async def main() -> None:
         async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
             await phone.start()
-            text = "All our lines are busy at the moment and somebody will be with you as soon as they possibly can."
+            text = "All our lines are busy at the moment and an agent will be with you as soon as they possibly can."
             async with bot(rig.url("/calls/CA1/v1/speak?encoding=mulaw&sample_rate=8000")) as socket:
                 for message in deepgram(text):
                     await socket.send(json.dumps(message))

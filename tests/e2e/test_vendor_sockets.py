@@ -20,7 +20,7 @@ from telephony_tts.session.settings import CallLimits
 
 pytestmark = pytest.mark.timed
 
-LONG = "All our lines are busy at the moment, and somebody will be with you as soon as they possibly can. " * 20
+LONG = "All our lines are busy at the moment, and an agent will be with you as soon as they possibly can. " * 20
 AUDIO = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 48_000}
 TASK = {"task_id": "1" * 32, "streaming": "duplex"}
 
@@ -62,7 +62,7 @@ def test_a_reader_of_a_byte_a_second_is_dropped(door: str, caplog: pytest.LogCap
                 assert time.monotonic() - begun_s < 8, "the reader is still served"
                 await peer.read(1)
                 await asyncio.sleep(1)
-            assert not [text for text in engine.spoken if text in LONG][20:], "little was spoken that nobody reads"
+            assert not [text for text in engine.spoken if text in LONG][20:], "little was spoken that is not read"
 
     run(main)
     (line,) = lines(caplog, "slow_reader")

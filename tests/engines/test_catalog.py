@@ -117,7 +117,7 @@ def test_an_engine_says_whether_it_reads_digits() -> None:
     catalog = japanese()
     assert catalog.reads_digits(None, "ja") and catalog.reads_digits("alpha", "ja-JP")
     assert not catalog.reads_digits("tone", "ja"), "the voice of another engine"
-    assert not catalog.reads_digits(None, "zh") and not catalog.reads_digits("nobody", "ja")
+    assert not catalog.reads_digits(None, "zh") and not catalog.reads_digits("stranger", "ja")
     assert not Catalog(engines()).reads_digits(None, "ja")
 
 
@@ -192,7 +192,7 @@ def test_the_detector_is_loaded_at_the_start_outside_the_event_loop() -> None:
     [
         ("hart", "near it: heart"),
         ("hibari/hart", "hibari/heart"),
-        ("nobody", "no voice 'nobody'; the voices are hibari/heart, hibari/emma, cosyvoice2/mei, cosyvoice2/heart, "
+        ("stranger", "no voice 'stranger'; the voices are hibari/heart, hibari/emma, cosyvoice2/mei, cosyvoice2/heart, "
          "espeak/zh-tone, formant/fr-be, formant/fr$"),
         ("nowhere/heart", "no voice 'nowhere/heart'"),
         ("hibari/mei", "no voice"),
@@ -208,7 +208,7 @@ def test_an_unknown_voice_is_reported_with_similar_names(voice: str, says: str) 
 def test_few_voices_are_named_and_many_are_counted(n_voices: int, says: str) -> None:
     catalog = Catalog([FakeEngine(name="many", voice_names=[f"v{i + 1}" for i in range(n_voices)], languages=["en"])])
     with pytest.raises(UnknownVoice) as caught:
-        catalog.resolve("nobody", None, "Hello")
+        catalog.resolve("stranger", None, "Hello")
     assert says in caught.value.message
     assert ("`.venv/bin/telephony-tts voices` lists" in caught.value.message) == (n_voices == 13)
     assert ("many/v12" in caught.value.message) == (n_voices == 12)

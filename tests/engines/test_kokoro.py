@@ -268,7 +268,7 @@ def test_a_damaged_voice_ends_its_turn_and_no_other_one(
 def test_a_home_that_cannot_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").write_bytes(b"")  # root may read every folder, but nobody a folder in a file
+    (tmp_path / "home").write_bytes(b"")  # even root cannot read a folder in a file
     assert {voice.name for voice in KokoroEngine().voices} == {"zm_yunxi", "zf_xiaoxiao"}
     monkeypatch.setenv("XDG_DATA_HOME", "/nowhere")
     assert {voice.name for voice in KokoroEngine().voices} == {"zm_yunxi", "zf_xiaoxiao"}

@@ -77,8 +77,8 @@ def test_the_voices_of_a_refusal_speak_the_text(default: str) -> None:
 
     asyncio.run(body())
     told = set(outcomes.values())
-    assert told == {"spoken", "another voice", "an engine to get", "nobody"}, outcomes
-    assert outcomes["cyrillic None"] == "spoken" and outcomes["thai None"] == "nobody"
+    assert told == {"spoken", "another voice", "an engine to get", "stranger"}, outcomes
+    assert outcomes["cyrillic None"] == "spoken" and outcomes["thai None"] == "stranger"
     assert outcomes["japanese None"] == outcomes["chinese and cyrillic None"] == "an engine to get"
 
 
@@ -90,7 +90,7 @@ async def outcome(catalog: Catalog, utterance: Utterance) -> str:
         named = NAMED.search(refusal.message)
         if named is None:
             assert all(not can_read(catalog, each, utterance) for each in voices(catalog)), refusal.message
-            return "an engine to get" if " would: " in refusal.message else "nobody"
+            return "an engine to get" if " would: " in refusal.message else "stranger"
         for name in named[1].split(", "):
             assert await sounds(catalog, Utterance("u", utterance.text, voice=name)), f"{name}: {utterance.text}"
         return "another voice"

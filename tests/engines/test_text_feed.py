@@ -77,7 +77,7 @@ def test_a_worker_gets_every_character_in_order_and_the_end() -> None:
             while True:
                 news = threading.Event()
                 feed.on_news(news.set)
-                assert news.wait(5), "news came and nobody was woken"
+                assert news.wait(5), "news came and no task was woken"
                 text, is_last = feed.take()
                 taken.append(text)
                 if is_last:
@@ -121,9 +121,9 @@ def test_waiting_for_the_whole_can_be_cancelled() -> None:
             await waiting
 
     asyncio.run(main())
-    feed.push("nobody waits, and the loop is gone")
+    feed.push("nothing waits, and the loop is gone")
     feed.end()
-    assert feed.take() == ("nobody waits, and the loop is gone", True)
+    assert feed.take() == ("nothing waits, and the loop is gone", True)
 
 
 def test_the_feed_is_not_part_of_an_utterances_identity() -> None:

@@ -201,7 +201,7 @@ def test_fronts_end_when_their_supervisor_is_killed(short: Path) -> None:
             time.sleep(0.05)
         assert len(server.logged("supervisor_gone")) == 2
     left = list((short / "runtime").iterdir())
-    assert len(left) == 1, "nobody could remove it"
+    assert len(left) == 1, "no front could remove it"
     with front_server(short) as server:
         assert list((short / "runtime").iterdir()) == [server.runtime] and server.runtime != left[0]
 
@@ -393,7 +393,7 @@ def test_metrics_are_those_of_all_fronts_whichever_answers(short: Path, forks: F
             bots = await two_fronts_speak(server, text=SENTENCE)
             for bot in [*bots[0], *bots[1]]:
                 await bot.event("done", turn="a", within_s=12)
-            # They are kept also if nobody asks, so that a killed front is not missing in the sums.
+            # They are kept also without a scrape, so that a killed front is not missing in the sums.
             await until(lambda: _kept_turns(server) == 8, "both have written their metrics down")
             n_frames = sum(len(bot.frames) for bot in [*bots[0], *bots[1]])
             for front in (0, 1):
@@ -485,10 +485,10 @@ def test_a_server_that_cannot_start_says_why_once(short: Path, forks: ForkServer
         taken = serve(f"server.port={port}", folder=short, forks=forks)
         assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
     # Its fronts find out, in processes that are real ones here.
-    unknown = serve("speech.voice=nobody", folder=short)
+    unknown = serve("speech.voice=stranger", folder=short)
     assert unknown.returncode == 1
     last = unknown.stderr.strip().splitlines()[-1]
-    assert last.startswith("telephony-tts: ") and "nobody" in last
+    assert last.startswith("telephony-tts: ") and "stranger" in last
     open_to_all = serve(f"server.port={port}", "server.host=0.0.0.0", folder=short, forks=forks)
     assert open_to_all.returncode == 2 and open_to_all.stderr.count("no token is set") == 1
     nowhere = serve(f"server.port={port}", f"server.runtime_folder={short}/none", folder=short, forks=forks)

@@ -205,7 +205,7 @@ def test_a_relayed_peer_that_reads_nothing_is_dropped(server: FrontServer) -> No
         await socket.send(json.dumps({**START, "call": "c2", "codec": "pcm", "rate_hz": 48000, "lead_ms": 60_000}))
         await bot.event("call")
         socket.transport.pause_reading()
-        await bot.say("This is a very long text that nobody will ever hear. " * 60, "a")
+        await bot.say("This is a very long text that will never be heard. " * 60, "a")
         try:
             await bot.event("hangup", within_s=20)
             assert await bot.gone()

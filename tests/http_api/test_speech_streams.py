@@ -84,7 +84,7 @@ def test_all_requests_together_encode_one_chunk_in_a_round_of_the_event_loop(n_r
 
         async def speak() -> None:
             _, chunks = requests.open()
-            await anext(chunks)  # the first one waits for nobody
+            await anext(chunks)  # the first one does not wait
             async for _ in chunks:
                 rounds.append(n_rounds)
 

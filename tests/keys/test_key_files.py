@@ -64,8 +64,8 @@ keys:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "keys: there is none"),
-        ("keys: {}", "keys: there is none"),
+        ("", "keys: the file has no key"),
+        ("keys: {}", "keys: the file has no key"),
         ("keys: [a]", "expected names of keys"),
         ("key: {}", "'key': unknown key"),
         ("keys: {a: {}}", "keys.a.token: expected either token or sha256"),

@@ -24,7 +24,7 @@ def test_only_the_tokens_of_supervisors_supervise() -> None:
     assert {token for token, key in found.items() if key is not None and key.supervises} == {b"boss"}
 
 
-def test_without_keys_everyone_is_let_in_and_with_one_nobody_else() -> None:
+def test_without_keys_everyone_is_let_in_and_with_one_only_its_owner() -> None:
     ring = KeyRing()
     assert ring.is_open and ring.find(b"whatever") is NO_KEY
     ring.replace((ACME,))

@@ -111,7 +111,7 @@ class Phone:
         wait_until(lambda: self._agreed == self._cseq or self._over(), "the other side agrees", TIMEOUT_S)
 
     def _tell(self, method: str, **headers: str) -> None:
-        """Tell sipp, in the name of nobody, what this phone does next."""
+        """Tell sipp, outside of any call, what this phone does next."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as messenger:
             messenger.bind(("127.0.0.1", 0))
             lines = "".join(f"X-{name}: {value}\r\n" for name, value in headers.items())

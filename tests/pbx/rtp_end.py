@@ -307,7 +307,7 @@ class RtpEnd:
         return "".join(begun.values())
 
     def heard(self, since_ns: int = 0) -> Reception:
-        """All audio that arrived from `since_ns` on. Raises ValueError if there is none."""
+        """All audio that arrived from `since_ns` on. Raises ValueError if no audio arrived."""
         return lay_out([packet for packet in self.audio_packets() if packet.arrival_ns >= since_ns], self.codec)
 
 

@@ -233,7 +233,7 @@ def test_an_unanswered_outgoing_call_is_reported(pbx: Asterisk, media: RtpExchan
                 endpoint=f"PJSIP/phone/sip:phone@127.0.0.1:{port}", timeout_s=1, wait=True
             )
             assert status == 409 and told["error"] == "not_answered" and told["message"].endswith("no answer"), told
-        status, told = rig.bridge.originate(endpoint="PJSIP/nobody-there")
+        status, told = rig.bridge.originate(endpoint="PJSIP/absent-there")
         assert status == 502 and told["error"] == "asterisk_refused", told
         assert rig.bridge.originate(token="another", endpoint="PJSIP/1")[0] == 401
         assert rig.bridge.originate(endpoint="Local/echo@phones")[0] == 400

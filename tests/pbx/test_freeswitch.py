@@ -83,7 +83,7 @@ def test_a_call_that_ended_before_any_bridge_ran_is_ended_by_the_first(
         time.sleep(0.5)
         assert phone.ended_ns is None, "nothing but a bridge ends it"
         assert server.n_calls == 0
-        assert switch.cli(f"uuid_audio_stream {name} send_text x") == "+OK Success", "nothing tells that nobody listens"
+        assert switch.cli(f"uuid_audio_stream {name} send_text x") == "+OK Success", "no stream listens"
         with bridge_process(switch):
             phone.wait_ended(8)
     wait_until(lambda: switch.n_channels() == 0, "no channel left", 5)

@@ -1,4 +1,4 @@
-"""The script that builds and runs a FreeSWITCH, where there is none: it says what is missing."""
+"""The script that builds and runs a FreeSWITCH. Without its sources it says what is missing."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_in_a_blind_transfer_speech_waits_until_the_new_telephone_answers(pbx: A
 
 
 @pytest.mark.parametrize("way", ["chan_websocket", "audiosocket", "ari websocket_client"])
-def test_where_nobody_tells_of_a_hold_the_missing_audio_is_told(pbx: Asterisk, media: RtpExchange, way: str) -> None:
+def test_without_an_event_of_a_hold_the_missing_audio_is_told(pbx: Asterisk, media: RtpExchange, way: str) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(speaking_server())
         pbx.configure(MEDIA_URI=server.media_uri)

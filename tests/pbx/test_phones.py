@@ -129,7 +129,7 @@ def test_either_side_hangs_up_and_nothing_is_left(pbx: Asterisk, media: RtpExcha
 
 
 def test_a_refused_call_has_a_reason(pbx: Asterisk, media: RtpExchange) -> None:
-    with calling(media, pbx.sip_port, "nobody-here") as (phone,):
+    with calling(media, pbx.sip_port, "absent-here") as (phone,):
         with pytest.raises(PeerFailed, match="404"):
             phone.wait_answered()
         phone.wait_ended()
@@ -183,7 +183,7 @@ def test_baresip_hears_the_same(pbx: Asterisk, incoming: bool) -> None:
 
 
 def test_baresip_that_hears_nothing_says_so(pbx: Asterisk) -> None:
-    with baresip(pbx.sip_port, "nobody-here", speech(1, 800), 1) as phone:
+    with baresip(pbx.sip_port, "absent-here", speech(1, 800), 1) as phone:
         phone.wait_ended(8)
         with pytest.raises(PeerFailed, match=r"(?s)recorded nothing.*404"):
             phone.heard()

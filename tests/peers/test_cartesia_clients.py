@@ -108,10 +108,10 @@ def test_the_sdks_own_defaults_are_served() -> None:
 def test_the_sdk_shows_our_errors() -> None:
     async def main() -> None:
         async with serving(tokens=("secret",)) as rig:
-            events = await driven(rig, "cartesia_contexts.py", f"push:one:{NEXT}", "wait:error", voice="nobody")
+            events = await driven(rig, "cartesia_contexts.py", f"push:one:{NEXT}", "wait:error", voice="stranger")
             error = of(events, "error")[0]
             assert (error["context"], error["status_code"]) == ("one", 404)
-            assert "nobody" in error["message"]
+            assert "stranger" in error["message"]
             refused = await driven(rig, "cartesia_contexts.py", f"push:one:{NEXT}", key="wrong")
             assert refused[-1]["event"] == "refused" and refused[-1]["status"] == 401
 

@@ -111,8 +111,8 @@ def test_the_format_that_the_sdk_takes_by_itself_is_mp3() -> None:
 
 
 def test_the_errors_that_its_user_sees() -> None:
-    (raised,) = [each for each in driven("call:Hi.", "--voice", "nobody") if each["event"] == "raised"]
-    assert raised["error"] == "RequestFailure" and "nobody" in raised["message"]
+    (raised,) = [each for each in driven("call:Hi.", "--voice", "stranger") if each["event"] == "raised"]
+    assert raised["error"] == "RequestFailure" and "stranger" in raised["message"]
     events = driven("speak:Hello there.", "wait:error", engine=Tones(fail_after_chunks=1))
     (error,) = [each for each in events if each["event"] == "error"]
     assert error["message"]["header"]["error_code"] == "InternalError"

@@ -172,7 +172,7 @@ def test_a_wrong_key_and_a_wrong_model_are_told_to_the_user() -> None:
             for script in ("deepgram_v1.py", "deepgram_v2.py"):
                 (told,) = await driven(rig, script, "--key", "wrong", "close")
                 assert (told["event"], told["status"]) == ("refused", 401)
-            events = await driven(rig, "pipecat_turns.py", "--service", "deepgram", "--voice", "nobody", "wait:error")
+            events = await driven(rig, "pipecat_turns.py", "--service", "deepgram", "--voice", "stranger", "wait:error")
             told = next(event for event in events if event["event"] == "error")
             assert "HTTP 400" in told["error"] and "No such model" in told["error"]
 

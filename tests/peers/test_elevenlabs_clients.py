@@ -122,7 +122,7 @@ def test_the_sdk_is_told_that_its_key_is_wrong() -> None:
 
 
 def test_the_sdk_is_told_that_its_voice_is_unknown() -> None:
-    (event,) = driven("elevenlabs_stream.py", "Hello there. ", "--voice", "nobody")
+    (event,) = driven("elevenlabs_stream.py", "Hello there. ", "--voice", "stranger")
     assert (event["event"], event["status"]) == ("refused", 400) and "voice_not_found" in event["body"]
 
 
@@ -209,7 +209,7 @@ def test_livekit_speaks_two_turns_and_one_that_is_interrupted(encoding: str, rat
 def test_contexts_of_a_plain_client() -> None:
     events = driven(
         "elevenlabs_contexts.py", "open:a", "say:a:Hello there. ", "flush:a", "end:a", "wait:final", "alive",
-        "alive:a", "end:a", "end:nobody", "open:b", "say:b:Bye. ", "flush:b", "end:b", "wait:final", "close",
+        "alive:a", "end:a", "end:stranger", "open:b", "say:b:Bye. ", "flush:b", "end:b", "wait:final", "close",
     )  # fmt: skip
     assert [event["context"] for event in named(events, "final")] == ["a", "b"]
     assert [event["code"] for event in named(events, "closed")] == [1000]

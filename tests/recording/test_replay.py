@@ -1,4 +1,4 @@
-"""A recording read back and drawn: a whole one, damaged ones, and files that are none."""
+"""A recording read back and drawn: a whole one, damaged ones, and other files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_page_that_uses_dns_rebinding_reads_nothing() -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8080", "localhost", "[::1]:8080", "tts:8080", "tts.localhost", "host.docker.internal:8080"]
 )
-def test_names_that_nobody_can_register_are_served(host: str) -> None:
+def test_names_that_cannot_be_registered_are_served(host: str) -> None:
     async def main() -> None:
         async with serving() as rig:
             assert await statuses(rig, host) == [200] * len(PATHS)

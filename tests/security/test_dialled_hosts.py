@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 class Hosts:
-    """A host that answers with a redirect to a second one, which must see nobody."""
+    """A host that answers with a redirect to a second one, which must get no request."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []

@@ -63,7 +63,7 @@ def test_the_console_shows_a_named_key_its_own_calls() -> None:
             ):  # fmt: skip
                 shown = await shown_calls(rig, key)
                 assert {call["call"] for call in shown["calls"]} == names, key
-                assert "key" not in shown["calls"][0], "names of other keys are nobody's business"
+                assert "key" not in shown["calls"][0], "a named key sees no names of other keys"
 
     run(main)
 

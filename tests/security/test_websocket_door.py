@@ -159,7 +159,7 @@ def test_pings_are_answered_with_their_payload_in_order() -> None:
         ]
         async with at_the_door() as peer:
             await peer.send_bytes(b"".join(frame(each, Opcode.PING) for each in payloads))
-            await peer.send_bytes(frame(b"nobody asked", Opcode.PONG))
+            await peer.send_bytes(frame(b"unasked", Opcode.PONG))
             await is_answered(peer)
             pongs = [each.payload for each in frames_in(peer.data) if each.opcode == Opcode.PONG]
             assert pongs == payloads

@@ -252,7 +252,7 @@ class Scene:
     about: tuple[object, ...]
     wrong: list[tuple[object, ...]] = field(default_factory=list)
     texts: list[str] = field(default_factory=lambda: list(TEXTS))
-    """Those that nobody has said yet."""
+    """Those that were not said yet."""
     since: int = 0
 
     def __post_init__(self) -> None:
@@ -290,7 +290,7 @@ class Scene:
         return {name: n // len(TEXTS[0]) for name in today if (n := today[name] - before.get(name, 0))}
 
     async def speaks(self, door: str, key: str, gets_in: bool, when: str) -> Peer:
-        """A bot comes and says a text. Its characters are those of its key, and of nobody if it is refused."""
+        """A bot comes and says a text. Its characters count for its key, and for no key if it is refused."""
         before, text = dict(self.keys.characters.today()), self.texts.pop()
         peer = bot(self.rig, door, key, self.name, text)
         await rounds(lambda: text in self.spoken or is_refused(peer), f"{self.about} {when}: undecided")

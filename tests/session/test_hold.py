@@ -218,7 +218,7 @@ def test_holds_at_any_moment_lose_and_repeat_nothing(seed: int) -> None:
         assert sum(heard == number for _, heard, _ in world.frames) * 20 >= done.audio_ms - 100
 
 
-# ------------------------------------------------------------ a hold that nobody tells
+# ------------------------------------------------------------ a hold without an event
 
 
 def warnings(world: World) -> list[float]:

@@ -98,7 +98,7 @@ def test_what_a_pause_took_back_is_not_played_until_the_peer_says_so() -> None:
 
 def test_a_peer_that_begins_a_turn_again_has_to_say_so_again() -> None:
     """Pinned: a pause in the first word takes the turn back to its beginning, whose mark had come back already. So no
-    mark told when the peer played it again, and our schedule counted up to a second of speech that nobody had heard."""
+    mark told when the peer played it again, and our schedule counted up to a second of speech that was not heard."""
     world = late_world(100)
     world.say("Onehundred two three.", "a")
     world.run(200)

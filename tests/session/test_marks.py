@@ -98,7 +98,7 @@ def test_a_mark_without_a_turn_or_after_its_turn_is_answered_at_once() -> None:
     world.send(m.Clear("b"))
     world.send(m.Mark("dead", "b"))
     assert reached(world)[2:] == [("dead", "cleared")]
-    world.send(m.Mark("who", "nobody"))
+    world.send(m.Mark("who", "stranger"))
     assert world.of(m.ErrorEvent)[0].code == "unknown_turn"
     assert len(reached(world)) == 3
 

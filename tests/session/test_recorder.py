@@ -132,7 +132,7 @@ def test_the_right_channel_is_what_a_player_plays(how: dict[str, Any], actions: 
     world.take(all_of_it=True)
     recorded = world.recorded
     assert len(recorded) == (world.now_ns - world.start_ns) // SAMPLE_NS
-    assert not recorded[:, 0].any(), "nobody spoke"
+    assert not recorded[:, 0].any(), "no speech yet"
     # The last sample may be heard only in part.
     np.testing.assert_array_equal(recorded[:-1, 1], world.played(len(recorded))[:-1])
 

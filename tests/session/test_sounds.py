@@ -304,7 +304,7 @@ def is_speech(got: Pcm, n: int) -> bool:
 
 @pytest.mark.parametrize("by", ["tones", "message"])
 def test_a_sound_until_speech_ends_when_keys_wait_behind_it(by: str) -> None:
-    """They waited without end for a sentence that nobody wrote."""
+    """They waited without end for a sentence that was never written."""
     world, _ = with_sounds(replace(PCM, dtmf=DtmfSettings(by)), peer=True, peer_dtmf=True)
     world.send(m.Play("a", loop="until_speech"))
     world.run(500)

@@ -204,7 +204,7 @@ def test_the_speed_stays_in_its_limits(rate: str, speed: float) -> None:
 
 def test_an_unknown_voice_is_a_warning_and_the_turns_voice_goes_on() -> None:
     world = SsmlWorld(SSML, knows_voice=lambda name: name == "anna")
-    text = '<voice name="nobody">One. </voice><voice name="anna">Two.</voice><voice name="none">Three.</voice>'
+    text = '<voice name="stranger">One. </voice><voice name="anna">Two.</voice><voice name="none">Three.</voice>'
     speaking(text, world)
     assert [(u.text, u.voice) for _, u in world.submitted] == [("One.", None), ("Two.", "anna"), ("Three.", None)]
     assert [code for code, _ in warnings(world)] == ["unknown_voice"]

@@ -45,7 +45,7 @@ def test_each_line_of_the_shipped_file_says_what_it_sets() -> None:
 def test_every_problem_is_listed_with_a_suggestion(tmp_path: Path) -> None:
     text = """
 server: {url: "http://x/media/native", lead: 40, token: "two words"}
-audiosocket: {port: 70000, allowed: ["10.0.0.0/33", "nobody"], rate_hz: 44100, uuid_timeout_s: soon}
+audiosocket: {port: 70000, allowed: ["10.0.0.0/33", "stranger"], rate_hz: 44100, uuid_timeout_s: soon}
 http: [1]
 drain_s: -1
 drains: 3

@@ -150,7 +150,7 @@ def test_silence_at_the_beginning_of_a_file_is_of_the_turn_in_the_file(is_file: 
 
 @pytest.mark.parametrize(("passed_on_ms", "heard_ms"), [(0, 50), (40, 90)])
 def test_what_a_bridge_has_passed_on_is_heard_after_a_clear(passed_on_ms: int, heard_ms: int) -> None:
-    """The telephone plays 40 ms late, and nobody can take back what it was sent. 90 ms were sent."""
+    """The telephone plays 40 ms late, and what it was sent cannot be taken back. 90 ms were sent."""
     player = Player(20 * MS, delay_ns=40 * MS)
     player.passed_on_ns = passed_on_ms * MS
     for n in range(10):

@@ -242,7 +242,7 @@ def test_a_task_of_the_call_that_breaks_closes_both_legs() -> None:
 def test_the_voice_of_the_greeting_is_the_one_that_will_speak() -> None:
     async def main() -> None:
         call = new_call()
-        assert call.voice_name("tone") == call.voice_name(None) == call.voice_name("nobody") == "tone"
+        assert call.voice_name("tone") == call.voice_name(None) == call.voice_name("stranger") == "tone"
         assert call.voice_name("fake/tone") == "fake/tone"
 
     run(main)

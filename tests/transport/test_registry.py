@@ -80,7 +80,7 @@ def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogC
 
 
 def test_a_call_that_cannot_begin_leaves_nothing_behind() -> None:
-    """Pinned: it had no task, but was found, so whoever joined it waited for ever, and so did the drain."""
+    """Pinned: it had no task, but was found, so a bot that joined it waited for ever, and so did the drain."""
 
     async def main() -> None:
         registry = Registry()

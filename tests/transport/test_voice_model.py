@@ -169,7 +169,7 @@ def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch:
         call.join_media(media, media.encode)
         before = metrics.value("telephony_tts_caller_speech_total", outcome="interrupted")
         call.receive(m.Configure(barge_in="on", hold_off_ms=0))
-        call.receive(m.Say("A sentence that is long enough to be interrupted by somebody.", "a"))
+        call.receive(m.Say("A sentence that is long enough to be interrupted by a caller.", "a"))
         await until(lambda: media.got(m.Frame), "speech")
         loud = (np.random.default_rng(1).integers(0, 2, 800) * 128).astype(np.uint8).tobytes()  # μ-law at full scale
         for _ in range(5):

@@ -353,9 +353,9 @@ def test_a_wrong_parameter_fails_the_task(parameters: dict[str, Any], says: str)
 
 def test_a_voice_that_is_unknown_fails_the_task() -> None:
     talk = Talk()
-    talk.on_step[m.Configure] = m.ErrorEvent("unknown_voice", "no voice 'nobody'")
-    assert m.Text("", "1") not in talk.send(run_task(voice="nobody"))
-    assert talk.took() == [("task-failed", "InvalidParameter", "no voice 'nobody'")]
+    talk.on_step[m.Configure] = m.ErrorEvent("unknown_voice", "no voice 'stranger'")
+    assert m.Text("", "1") not in talk.send(run_task(voice="stranger"))
+    assert talk.took() == [("task-failed", "InvalidParameter", "no voice 'stranger'")]
     assert talk.send(run_task("next"))[0] == m.Configure(voice="default", lang="", speed=1.0, seed=0, instruct="")
     assert talk.took() == [("next", "task-started")]
 
@@ -530,7 +530,7 @@ def test_the_address() -> None:
         vendor = Doors(doors()).vendor_of(path)
         assert vendor is not None and vendor.name == "dashscope"
         assert vendor.own_voice.fullmatch("longxiaochun_v2") and vendor.own_voice.fullmatch("loongstella")
-        assert not vendor.own_voice.fullmatch("nobody")
+        assert not vendor.own_voice.fullmatch("stranger")
     assert Doors(doors()).vendor_of("/api-ws/v1/inference/x") is None
     assert json.loads(dashscope.refuse(401, "INVALID_AUTH", "no key").body)["code"] == "InvalidApiKey"
 

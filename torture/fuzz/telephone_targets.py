@@ -46,7 +46,7 @@ def read_rtp(data: bytes) -> None:
         given = receiver.feed(data[at + 2 : at + 2 + n], now_ns) + receiver.due(now_ns)
         n_bytes = sum(each if isinstance(each, int) else len(each) for each in given)
         assert n_bytes <= _MOST_FILLED_BYTES, f"{n_bytes} bytes of audio from one packet"
-        assert len(receiver._held) <= 5, "packets are kept that nobody waits for"
+        assert len(receiver._held) <= 5, "packets are kept that are not awaited"
         at, now_ns = at + 2 + n, now_ns + 20_000_000
 
 

@@ -11,7 +11,7 @@ from telephony_tts.text.ssml import MarkupBreak, MarkupEvent, SsmlReader, begins
 from torture.fuzz.judge import FuzzTarget
 from torture.fuzz.scratch import FOLDER
 
-_SECRET = "the-secret-that-nobody-may-see"
+_SECRET = "the-secret-that-must-not-be-seen"
 _MOST_ERROR_CHARS = 100_000
 """Of a configuration's error: it has a line for each of its problems."""
 _MOST_SILENCE_MS = 60_000

@@ -105,7 +105,7 @@ def media_reader(make: Callable[[], Any]) -> Callable[[bytes], None]:
                 assert message is None or isinstance(message, _FROM_MEDIA), message
                 check_plain(message)
                 if isinstance(message, m.MediaAudio) and not want_audio:
-                    assert not message.payload, "audio that nobody wants was read"
+                    assert not message.payload, "unwanted audio was read"
                 for reply, _ in getattr(codec, "replies", list)():
                     json.loads(reply)
 

@@ -1,0 +1,1 @@
+"""Cartesia's WebSocket, for bots."""

@@ -1,0 +1,1 @@
+"""The HTTP routes of CosyVoice's own server, for bots."""

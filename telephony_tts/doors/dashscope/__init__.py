@@ -1,0 +1,1 @@
+"""DashScope's tasks over WebSocket, for bots."""

@@ -1,0 +1,1 @@
+"""Deepgram's Speak and Flux, for bots."""

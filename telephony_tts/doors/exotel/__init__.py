@@ -1,0 +1,1 @@
+"""Exotel's voice streams, a media leg."""

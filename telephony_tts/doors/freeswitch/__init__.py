@@ -1,0 +1,1 @@
+"""FreeSWITCH with mod_audio_stream, a media leg."""

@@ -1,0 +1,1 @@
+"""Genesys Cloud's AudioHook, a media leg with signed requests."""

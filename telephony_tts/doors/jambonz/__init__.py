@@ -1,0 +1,1 @@
+"""jambonz: its media leg, and its form of text to speech for bots."""

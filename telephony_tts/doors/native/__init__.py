@@ -1,0 +1,1 @@
+"""The native media leg, for a softswitch of your own."""

@@ -1,0 +1,1 @@
+"""OpenAI's speech route over HTTP, for bots."""

@@ -1,0 +1,1 @@
+"""Plivo's audio streams, a media leg."""

@@ -1,0 +1,1 @@
+"""SignalWire's streams, a media leg."""

@@ -1,0 +1,1 @@
+"""Telnyx's media streams, a media leg."""

@@ -1,0 +1,1 @@
+"""Twilio Media Streams, a media leg with signed requests."""

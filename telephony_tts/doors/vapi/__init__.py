@@ -1,0 +1,1 @@
+"""Vapi's custom voices over HTTP, for bots."""

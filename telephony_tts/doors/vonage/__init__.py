@@ -1,0 +1,1 @@
+"""Vonage's WebSockets, a media leg."""

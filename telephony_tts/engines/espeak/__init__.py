@@ -1,0 +1,1 @@
+"""espeak-ng: 29 voices, exact word times."""

@@ -1,0 +1,1 @@
+"""Tones, for tests and load."""

@@ -1,0 +1,1 @@
+"""Text to phonemes of English, Mandarin, Japanese and Korean, for several engines."""

@@ -1,0 +1,1 @@
+"""Kokoro: the embedded Mandarin voice, and voices of eight languages more."""

@@ -197,7 +197,7 @@ class EngineConnection:
         self.is_refused = False
         """The server refuses this client, for a reason that only an operator can change."""
         self.attached: Attached | None = None
-        """What the server said when it accepted the connection; None while there is none."""
+        """What the server said when it accepted the connection; None before that."""
         self.has_listed = False
         """The server has listed its voices. It does so when its engine is loaded."""
         self.voices: tuple[Voice, ...] = ()

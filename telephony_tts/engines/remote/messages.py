@@ -393,7 +393,7 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _one_of(fields: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str) -> str:
     value = fields.get(name, default)
     if value not in choices:
-        raise BadMessage(f"{name} is none of {', '.join(choices)}")
+        raise BadMessage(f"{name} is not one of {', '.join(choices)}")
     return str(value)
 
 

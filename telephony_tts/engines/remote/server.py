@@ -81,7 +81,7 @@ WRITE_LAST_S = 0.5
 """How long the last messages to a client may take."""
 OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # Connections of nobody who speaks: gRPC gives a handshake two minutes, and an idle connection any time.
+    # Connections without a request: gRPC gives a handshake two minutes, and an idle connection any time.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -1,0 +1,1 @@
+"""Named tokens with limits."""

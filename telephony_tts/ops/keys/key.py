@@ -55,7 +55,7 @@ class Key:
 
 
 NO_KEY = Key()
-"""Whoever uses a server without keys, has a token without a name, or was let in by a carrier's signature."""
+"""The client of a server without keys, with a token without a name, or let in by a carrier's signature."""
 
 
 def digest_of(token: bytes) -> bytes:

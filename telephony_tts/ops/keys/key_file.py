@@ -64,7 +64,7 @@ def read_keys(path: Path, tokens: Iterable[str] = ()) -> tuple[Key, ...]:
         raise ConfigError(f"{path}: {len(entries)} keys; the limit is {MAX_KEYS}")
     if not entries:
         # Without keys the server may be open to everyone, and an operator who names a file wants it closed.
-        problems.append(f"keys: there is none; `{_HOW_TO_MAKE}` makes one")
+        problems.append(f"keys: the file has no key; `{_HOW_TO_MAKE}` makes one")
     keys: list[Key] = []
     owners = {digest_of(token.encode()): "server.tokens" for token in tokens}
     for name, raw in entries.items():

@@ -1,0 +1,1 @@
+"""The caller's audio: barge-in by voice, echo, silence, answering machines."""

@@ -1,0 +1,1 @@
+"""How each language reads numbers, units, money, dates and signs."""

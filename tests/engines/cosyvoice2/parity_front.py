@@ -83,7 +83,7 @@ def check_constants(directory: Path) -> Iterator[Row]:
 
 
 def at(settings: Any, path: str) -> Any:
-    """The value at "a.b.c", None if there is none."""
+    """The value at "a.b.c", None if it is not set."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else None
     return settings
@@ -190,7 +190,7 @@ def write_vocabulary(
     """A vocabulary in which words and characters have the reference's ids; returns the texts it can spell.
 
     A text whose ids do not fall on its words and characters one by one, or that gives one of them another id than a
-    text before did, is none of these: only the reference's own merges can tell how it is cut.
+    text before did, is another case: only the reference's own merges can tell how it is cut.
     """
     letters = byte_letters()
     vocabulary = {letter: i for i, letter in enumerate(letters.values())}

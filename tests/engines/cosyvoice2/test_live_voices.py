@@ -127,7 +127,7 @@ def test_a_voice_for_one_request_speaks_and_is_not_listed(
         assert np.array_equal(await said(engine, name), await said(engine, "prompted"))
         assert names(engine) == ["preset", "prompted"]
         with pytest.raises(UnknownVoice) as refused:
-            engine.check(Utterance("u", BRIEF.sentence, voice="nobody"))
+            engine.check(Utterance("u", BRIEF.sentence, voice="stranger"))
         assert "abc" not in str(refused.value)
 
     started(CosyVoice2Engine(model_dir, tmp_path, isolation=isolation), use)

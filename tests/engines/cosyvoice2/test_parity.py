@@ -347,7 +347,7 @@ def test_exactly_the_stages_of_a_corrupted_array_miss(golden: Path, corrupted: d
 
 @pytest.mark.parametrize("name", ["out_streaming", "out_full"])
 def test_a_corrupted_velocity_misses(golden: Path, name: str) -> None:
-    """In a row that is not padded: what lies behind the mask is nobody's."""
+    """In a row that is not padded: what lies behind the mask belongs to no stream."""
     with np.load(golden / "flow_estimator.npz") as file:
         arrays = dict(file)
     arrays[name][0, -1, -1] += 1e-3

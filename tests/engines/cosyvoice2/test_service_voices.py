@@ -87,7 +87,7 @@ def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
+def test_a_voice_being_made_ready_holds_up_no_other_and_can_be_given_up(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_workers: int
 ) -> None:
     """Two utterances want a new voice: it is made a step at a time, between those of the rest of the calls."""
@@ -136,7 +136,7 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert (joined(await speak(engine, Utterance("u", BRIEF.sentence))) == alone).all()
-        assert core_of(engine).voices.builds == [], "nobody wants it any more"
+        assert core_of(engine).voices.builds == [], "no stream waits for it any more"
         may_end.set()
         assert len(joined(await speak(engine, Utterance("3", BRIEF.sentence, voice="anna"))))
 

@@ -123,7 +123,7 @@ async def _refusal(fault: str, stand_in: HttpStandIn) -> Response | None:
         "json": JSONResponse({"message": "the queue is full"}),
         "busy": JSONResponse({"error": {"message": "queue full"}}, 429, {"Retry-After": "7"}),
         "overloaded": JSONResponse({"detail": "overloaded"}, 503),
-        "unknown_voice": JSONResponse({"error": {"message": "no voice nobody"}}, 400),
+        "unknown_voice": JSONResponse({"error": {"message": "no voice stranger"}}, 400),
         "missing": JSONResponse({"detail": "Not Found"}, 404),
         "redirect": RedirectResponse("/elsewhere"),
         "empty": Response(b"", media_type="audio/pcm"),

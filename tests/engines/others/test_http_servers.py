@@ -49,7 +49,7 @@ def heard(chunks: list[Any]) -> bytes:
         ("json", r"answers with application/json, not with audio \(the queue is full\)", True),
         ("html_502", "failed with status 502: <html>Bad Gateway", True),
         ("overloaded", r"is busy \(503: overloaded\)", True),
-        ("unknown_voice", "failed with status 400: no voice nobody", False),
+        ("unknown_voice", "failed with status 400: no voice stranger", False),
         ("missing", r"does not exist \(404: Not Found\); check engines\.others\.theirs\.url", False),
         ("redirect", r"leads to another address \(307\); check engines\.others\.theirs\.url", False),
         ("empty", "sent no audio", True),
@@ -209,7 +209,7 @@ def test_a_certificate_of_another_host_is_refused_by_name(tmp_path: Path) -> Non
     assert "check the host in engines.others.theirs.url, or set engines.others.theirs.ca_file" in message
 
 
-def test_a_certificate_that_nobody_signed_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:
+def test_an_unsigned_certificate_is_refused_unless_it_is_trusted(tmp_path: Path) -> None:
     files = certificate(tmp_path, "127.0.0.1")
 
     async def work(url: str) -> None:

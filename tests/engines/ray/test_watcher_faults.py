@@ -54,7 +54,7 @@ def test_after_any_fault_of_the_watcher_the_replicas_are_known_again(
 def test_after_a_fault_of_ours_the_replicas_are_known_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pinned: nobody watched them any more, and nothing said so."""
+    """Pinned: they were not watched any more, and nothing said so."""
     monkeypatch.setattr(ray_engine, "BACKOFF_S", (0.05,))
     program, take = tmp_path / "python", RayEngine._take
     put_program(program, '{"replicas": []}')

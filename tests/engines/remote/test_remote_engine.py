@@ -122,7 +122,7 @@ def test_mistakes_of_the_bot_keep_their_kind() -> None:
     async def work() -> None:
         async with attached(server.address) as engine:
             with pytest.raises(UnknownVoice, match="it has heart"):
-                engine.check(Utterance("u", TEXT, voice="nobody"))
+                engine.check(Utterance("u", TEXT, voice="stranger"))
             with pytest.raises(UnsupportedText, match="cjk"):
                 engine.check(Utterance("u", "你好"))
             mixed = Utterance("u", "Hello 你好")
@@ -243,7 +243,7 @@ def test_growing_text_is_spoken_as_it_comes(tmp_path: Path) -> None:
     served_here(engine, tmp_path, work)
 
 
-def test_an_utterance_that_nobody_pulls_is_not_computed(tmp_path: Path) -> None:
+def test_an_utterance_that_is_not_pulled_is_not_computed(tmp_path: Path) -> None:
     """The window is the engine's back-pressure."""
     engine = StreamingTones()
 
@@ -851,7 +851,7 @@ def test_the_catalog_finds_the_remote_voice_and_names_what_helps(server: ServerP
             chosen, voice = catalog.choose(Utterance("u", TEXT))
             assert chosen is engine and voice == replace(FakeEngine().voices[0], engine="remote")
             with pytest.raises(UnknownVoice, match="remote/tone"):
-                catalog.choose(Utterance("u", TEXT, voice="nobody"))
+                catalog.choose(Utterance("u", TEXT, voice="stranger"))
 
     run(work)
 

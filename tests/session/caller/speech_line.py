@@ -30,7 +30,7 @@ HOUSE_DBOV = -20.0
 CALLERS = ("No, wait a moment please.", "Stop, that is not what I asked for.", "Hold on, I have a question.")
 BOT = (
     "Your parcel left the depot on Tuesday and should arrive before noon. "
-    "If nobody is at home, our driver will leave it with a neighbour, unless you would like to name another place. "
+    "If you are not at home, our driver will leave it with a neighbour, unless you would like to name another place. "
     "I can offer you an appointment on Monday at nine, or on Friday afternoon. Which of these would suit you best?"
 )
 

@@ -311,7 +311,7 @@ def test_the_hold_off_of_a_turn_does_not_count_from_a_turn_that_ended_while_noth
     line.listen(100)
     line.send(m.Configure(barge_in="on"))
     line.listen(100)
-    line.listen(4000, speech("Hello, I would like to speak to somebody, please.", "en-gb"))
+    line.listen(4000, speech("Hello, I would like to speak to an agent, please.", "en-gb"))
     (cleared_ms,) = line.when(m.Cleared, turn="b", reason="barge_in")
     assert 1500 <= cleared_ms - 4500 <= 1600, "the turn began at 4500 ms"
 

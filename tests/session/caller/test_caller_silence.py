@@ -1,4 +1,4 @@
-"""`caller_silent`: the bot is told when nobody has spoken for a while. Simulated time, and a detector by level."""
+"""`caller_silent`: the bot is told when there was no speech for a while. Simulated time, and a detector by level."""
 
 from __future__ import annotations
 

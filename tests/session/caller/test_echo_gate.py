@@ -296,7 +296,7 @@ def test_speech_that_is_moved_is_heard_later_and_speech_that_is_taken_back_is_no
     assert (heard[0], heard[-1]) == (800, 1759)
 
 
-def test_while_nobody_listens_half_a_minute_is_kept_and_goes_when_it_was_heard() -> None:
+def test_without_a_listener_half_a_minute_is_kept_and_goes_when_it_was_heard() -> None:
     settings = SessionSettings(first_clause_chars=0, lead_ms=60_000, ahead_ms=60_000)
     world = World(settings, peer=True, voice_model=lambda: None)
     played = world.session.caller._gate.played

@@ -134,7 +134,7 @@ def test_audio_that_comes_slower_than_time_passes(n_samples: int, dbov: int, lat
 def test_messages_other_than_audio_do_not_count() -> None:
     line = over_our_speech()
     voice_end_ms = line.now_ms
-    only(line, 8000, lambda at_ms: m.MediaMark("of nobody"))
+    only(line, 8000, lambda at_ms: m.MediaMark("of no call"))
     assert_silent_in_time(line, voice_end_ms)
 
 

@@ -198,7 +198,7 @@ def test_a_hold_before_the_server_has_joined_is_told_at_its_start() -> None:
     run(main)
 
 
-def test_a_hold_ends_for_the_server_when_nobody_can_tell_its_end() -> None:
+def test_a_hold_ends_for_the_server_when_no_event_can_tell_its_end() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, _):
             await asterisk.call("c-1")

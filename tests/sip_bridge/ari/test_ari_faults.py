@@ -70,8 +70,8 @@ def test_readyz_says_why_asterisk_refuses_the_bridge(settings: dict[str, str], s
 
 def test_an_unreachable_asterisk_is_reported_with_http_conf() -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            port = nobody.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as freed:
+            port = freed.getsockname()[1]
         given = {**SETTINGS, "ari__url": f"ws://127.0.0.1:{port}/ari"}
         async with standin_server() as server, bridging(server.url, **given) as rig:
             await assert_readiness(rig, "is its HTTP server enabled in http.conf?")
@@ -242,7 +242,7 @@ def test_unknown_messages_of_asterisk_are_ignored() -> None:
                 '{"type": "RESTResponse", "request_id": "999", "status_code": 200}',
                 json.dumps({"type": "ChannelDtmfReceived", "channel": {"id": "c-1"}, "digit": "xx"}),
                 json.dumps({"type": "SomethingOfNextYear", "channel": {"id": "c-1"}}),
-                json.dumps({"type": "StasisEnd", "channel": {"id": "of nobody"}}),
+                json.dumps({"type": "StasisEnd", "channel": {"id": "of no call"}}),
             ]  # fmt: skip
             for each in nonsense:
                 await asterisk.send(each)
@@ -392,7 +392,7 @@ def test_leftovers_of_a_killed_bridge_are_removed(monkeypatch: pytest.MonkeyPatc
             async with bridging(server.url, ari__url=asterisk.url, **SETTINGS):
                 # Objects that may be in use stay: a bridge with two channels, and those of other programs.
                 kept = {"c-4", f"{APP}-01234567-4-media", "of-another"}
-                await until(lambda: set(asterisk.channels) == kept, "the channels of nobody are gone")
+                await until(lambda: set(asterisk.channels) == kept, "the channels of no call are gone")
                 await until(lambda: set(asterisk.bridges) == {f"{APP}-01234567-4", "conference"}, "and the bridges")
                 assert "POST channels/c-1/continue" in asterisk.asked
 

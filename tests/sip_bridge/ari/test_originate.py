@@ -42,7 +42,7 @@ async def order(rig: BridgeRig, body: object, token: str = "who-may-call") -> tu
 
 async def ringing(asterisk: StandinAri) -> str:
     """The channel of the called endpoint."""
-    await until(lambda: any(name.endswith("-out") for name in asterisk.channels), "somebody is called")
+    await until(lambda: any(name.endswith("-out") for name in asterisk.channels), "a telephone is called")
     return next(name for name in asterisk.channels if name.endswith("-out"))
 
 
@@ -60,7 +60,7 @@ def test_an_answered_call_joins_the_server_under_its_name() -> None:
                 "PJSIP/+49301@trunk", "Shop <+4930999>", "20",
             )  # fmt: skip
             assert asterisk.variables[channel] == wanted["variables"]
-            assert not server.calls, "nobody has answered"
+            assert not server.calls, "no telephone has answered"
             await asterisk.answer(channel)
             call = await server.call("order-17")
             await asterisk.bridged()
@@ -100,11 +100,11 @@ def test_a_refusal_of_asterisk_is_reported() -> None:
     async def main() -> None:
         async with sides(ari__request_timeout_s=0.3) as (asterisk, _, rig):
             asterisk.refuse["POST channels"] = (500, "Allocation failed")
-            status, told = await order(rig, {"endpoint": "PJSIP/nobody"})
+            status, told = await order(rig, {"endpoint": "PJSIP/absent"})
             assert status == 502 and told["error"] == "asterisk_refused" and "Allocation failed" in told["message"]
             assert "is that registered?" in told["message"]
             asterisk.refuse["POST channels"] = (400, "Endpoint not specified")
-            status, told = await order(rig, {"endpoint": "PJSIP/nobody"})
+            status, told = await order(rig, {"endpoint": "PJSIP/absent"})
             assert status == 502 and told["message"].endswith("Endpoint not specified")
             asterisk.refuse.clear()
             asterisk.mute.add("POST channels")

@@ -157,11 +157,11 @@ def test_a_uuid_that_no_bot_claims_is_hung_up() -> None:
     async def main() -> None:
         ended = EndReasons()
 
-        async def nobody_comes(call: ServedCall) -> None:
+        async def no_bot_comes(call: ServedCall) -> None:
             await asyncio.sleep(0.1)
             await call.socket.close(4404, "no bot leg came")
 
-        async with standin_server(nobody_comes) as server, bridging(server.url) as rig, phone(rig.port) as up:
+        async with standin_server(no_bot_comes) as server, bridging(server.url) as rig, phone(rig.port) as up:
             assert await up.is_over() == "hung up by the peer"
             assert len(up.heard) >= 4, "silence while it was waited for"
         assert ended.counts == {"server_refused": 1}

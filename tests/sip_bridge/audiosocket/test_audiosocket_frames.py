@@ -132,7 +132,7 @@ def test_a_bad_frame_is_reported_once_and_its_payload_is_dropped() -> None:
     (bad,) = reader.feed(b"\x77\xff\xff")
     assert isinstance(bad, BadFrame)
     for _ in range(65_535 // 15):
-        assert reader.feed(frame(0x10, b"this is none")) == []
+        assert reader.feed(frame(0x10, b"not an audio")) == []
         assert len(reader._held) == 0
     assert reader.feed(frame(0x03, b"7")) == [DigitFrame("7")]
 

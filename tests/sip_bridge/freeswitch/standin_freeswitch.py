@@ -8,7 +8,7 @@ There is no telephone: what a caller would hear is kept as bytes with their time
 * The last 40 ms of the caller are dropped at each file's beginning and end.
 * The module plays nothing, splits `send_text` at spaces, and raises `::error` with code 1 when its socket is reset.
 * If FreeSWITCH is killed, the module's files stay.
-* A parked call outlives its stream. `send_text` then still says +OK, and nobody gets the text.
+* A parked call outlives its stream. `send_text` then still says +OK, and the text is lost.
 * Every client of the event socket gets every event, also those that another client raises with `sendevent`.
 * The dialplan gives each call an entry in mod_hash and a scheduled end.
 """

@@ -219,9 +219,7 @@ def test_a_lost_event_socket_loses_no_speech(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_lost_event_socket_ends_no_call_in_which_nobody_speaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_event_socket_ends_no_silent_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server says that it still has the call, though it has nothing to send again."""
     monkeypatch.setattr("sip_bridge.freeswitch.call._ANSWER_S", 0.5)
 

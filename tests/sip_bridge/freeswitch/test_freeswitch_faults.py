@@ -75,7 +75,7 @@ def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
 def test_a_call_that_the_server_ends_while_the_event_socket_is_lost_is_hung_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    """Pinned: the caller stayed on a silent line, because nobody had heard the end."""
+    """Pinned: the caller stayed on a silent line, because the end was not heard."""
     monkeypatch.setattr(call, "_ANSWER_S", 0.3)
 
     async def main() -> None:

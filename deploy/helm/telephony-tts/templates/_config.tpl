@@ -143,7 +143,7 @@ settings is refused, because it would have no effect.
   {{- fail (printf "model.pull.enabled: needs model.source pvc or host, which can be written; it is %s" .Values.model.source) -}}
 {{- end -}}
 {{- if and (dig "engines" "cosyvoice2" "model" "" .Values.engine.config) (eq .Values.model.source "none") -}}
-  {{- fail "model.source: is none, and engine.config.engines.cosyvoice2.model needs a model; choose pvc, image or host" -}}
+  {{- fail "model.source: it is empty, and engine.config.engines.cosyvoice2.model needs a model; choose pvc, image or host" -}}
 {{- end -}}
 {{- if gt (int .Values.engine.ray.min) (int .Values.engine.ray.max) -}}
   {{- fail (printf "engine.ray.min: %d is above engine.ray.max (%d)" (int .Values.engine.ray.min) (int .Values.engine.ray.max)) -}}

@@ -1,0 +1,1 @@
+"""Reads, checks, fetches and converts model directories."""

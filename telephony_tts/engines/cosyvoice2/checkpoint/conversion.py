@@ -3,7 +3,7 @@
 Both are a Qwen2 of the `transformers` library whose head has a bias, as `llm_decoder` has. They differ in their ids:
 
     vllm    speech ids only, from 0. The engine that runs it makes the prompt's embeddings, as ours does: the text and
-            control tables stay behind. vLLM has no such architecture; whoever runs it registers one of this name.
+            control tables stay behind. vLLM has no such architecture; its operator registers one of this name.
     hf      one table: text ids, speech ids, the two control rows. A prompt is ids alone, as TensorRT-LLM needs it. The
             tokenizer beside it has a token for each of them.
 

@@ -143,7 +143,7 @@ def model_sizes(path: Path) -> ModelConfig | None:
 
 
 def check_model_directory(path: Path) -> list[str]:
-    """The problems of a model directory, one description each. Empty if there are none."""
+    """The problems of a model directory, one description each. Empty without problems."""
     directory = Path(path)
     problems = _read(directory, checking=True)[1]
     return [*problems, *_later_problems(directory)] if directory.is_dir() else problems

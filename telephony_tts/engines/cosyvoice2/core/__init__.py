@@ -1,0 +1,1 @@
+"""Decides what is computed next, for which streams; never sees a tensor."""

@@ -120,7 +120,7 @@ class Job:
         """The work until its listener gets more audio. A block takes `n_flow_steps`. `is_in_vocoder`: its oldest
         mel is in the vocoder, and the work is that for the audio after it.
 
-        None if there is none: the turn has no audio yet, its text has not come, or enough audio is ready."""
+        None if it needs none: the turn has no audio yet, its text has not come, or enough audio is ready."""
         piece = self.stream.voicing or self.stream.piece
         has_audio = not self.is_new or bool(self.first_audio) or is_in_vocoder
         if not has_audio or self.is_over or piece is None or piece.is_over:
@@ -140,7 +140,7 @@ class Job:
     def may_be_heard(self, work: PendingWork | None, owed: OwedWork, n_lanes: int = 1, now_ns: int = 0) -> bool:
         """Whether its first audio lasts until the next comes, so that its listener hears no gap.
 
-        `work`: until the next audio, None if there is none to wait for; `owed`: that of all active streams, in
+        `work`: until the next audio, None if no audio is to come; `owed`: that of all active streams, in
         `n_lanes` lanes, at recent prices of batches.
         """
         if work is None:
@@ -229,7 +229,7 @@ class Job:
         return needs
 
     def claim_block(self) -> OpenBlock:
-        """The block whose next step can be made, marked as busy. If there is none, the next block begins."""
+        """The block whose next step can be made, marked as busy. Without one the next block begins."""
         block = self._free_block()
         if block is None:
             assert self.stream.voicing is not None

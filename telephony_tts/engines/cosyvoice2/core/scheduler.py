@@ -141,7 +141,7 @@ def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 
     The later stage of a stream comes first, because it is heard sooner. A decode step that can wait for all its streams
     waits until it has as many of them as possible, or the lane has no other work: a row costs little in a batch. Where
     prompts are fed together, those of new streams are fed before the ids of a new stream are drawn: all then share the
-    steps that follow, and nobody waits until the ones before are heard.
+    steps that follow, and no listener waits for the ones before.
     """
     delay_ns = (0, new_delay_ns)
     queue = sorted(needs, key=lambda need: (need.due_ns + delay_ns[need.is_new], need.key, -need.stage))
@@ -187,7 +187,7 @@ class Slots:
         return len(self._free)
 
     def acquire(self, growing: bool = False, can_wait: bool = False) -> int | None:
-        """A free slot; None if there is none. `growing`: for text that is still being written; `can_wait`: a file's."""
+        """A free slot; None if all are taken. `growing`: for text that is still being written; `can_wait`: a file's."""
         if not self._free or (growing and len(self._growing) >= self.n // 2):
             return None
         if can_wait and len(self._of_files) >= max(1, self.n // 2):

@@ -360,13 +360,13 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether all text has been spoken, or there is none."""
+        """Whether no text is left to be spoken."""
         if self.slot is not None or self.earlier is not None or self._grows or self._begins_growing:
             return False
         return self._peek() is None
 
     def _peek(self) -> tuple[int, int, str] | None:
-        """The next piece of complete text: begin, end and spelling. None if there is none."""
+        """The next piece of complete text: begin, end and spelling. None if no piece is complete."""
         if self._growing is not None:
             return None
         if self._cuts is None:

@@ -63,7 +63,7 @@ USUAL_FIRST_FRAMES = FRAMES_PER_TOKEN * (DEFAULT.first_tokens or BLOCK_TOKENS), 
 
 
 def vocoded_parts(n_frames: int) -> list[int]:
-    """The frames of each part of a piece's mel; one empty part if there are none."""
+    """The frames of each part of a piece's mel; one empty part if it has no frames."""
     first = min(n_frames, FIRST_VOCODED_FRAMES)
     n_full, rest = divmod(n_frames - first, VOCODED_FRAMES)
     return [first, *[VOCODED_FRAMES] * n_full, *([rest] if rest else [])]

@@ -67,7 +67,7 @@ class _Request:
 class VllmSlots:
     """The requests of all slots, in the place of a cache (`SlotCache`). From any thread.
 
-    `engine`: a vLLM engine that nobody else steps. `params` makes the parameters of a request from its seed, its number
+    `engine`: a vLLM engine that only we step. `params` makes the parameters of a request from its seed, its number
     of bans and its most tokens.
     """
 
@@ -191,7 +191,7 @@ def start_vllm(
 ) -> VllmSlots:
     """Loads a converted model (`checkpoint.conversion`) into a vLLM in this process. Its keys and values take as much
     memory as those of our own language model. Raises EngineUnavailable without vLLM, or if it cannot start."""
-    # Read when vLLM is imported. A child process of its own would draw ids that nobody asks for, and outlive a kill.
+    # Read when vLLM is imported. A child process of its own would draw ids without a request, and outlive a kill.
     # The second model runner has another interface for sampling, and needs a compiler on a CPU.
     # Its log lines go the way of ours, and it sends no statistics.
     os.environ |= {

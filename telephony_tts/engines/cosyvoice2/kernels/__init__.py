@@ -1,0 +1,1 @@
+"""Products, attention and convolutions for a CPU, in C++."""

@@ -213,7 +213,7 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The loaded library, or the reason why there is none."""
+    """The loaded library, or the reason why it is missing."""
 
     functions: ctypes.CDLL | None
     level: str
@@ -295,7 +295,7 @@ def level() -> str:
 
 
 def functions() -> ctypes.CDLL:
-    """The library. Raises RuntimeError if there is none."""
+    """The library. Raises RuntimeError if it could not be loaded."""
     loaded = kernels()
     if loaded.functions is None:
         raise RuntimeError(f"int8 is not available: {loaded.problem}")

@@ -1,0 +1,1 @@
+"""Text to ids; what the language model is fed, and when it stops."""

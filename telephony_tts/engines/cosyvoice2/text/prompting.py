@@ -138,7 +138,7 @@ def _short_clauses(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def with_end(piece: str) -> str:
-    """Add an end mark if there is none: without one the model may go on after the text."""
+    """Add an end mark if it is missing: without one the model may go on after the text."""
     if not piece[-1:].isalnum():
         return piece
     return piece + ("。" if piece[-1] >= "\u2e80" else ".")
@@ -177,7 +177,7 @@ class GrowingText:
         self._push(first.lstrip())
 
     def push(self, text: str, last: bool) -> None:
-        """Pass text on. After the last text add an end mark if there is none."""
+        """Pass text on. After the last text add an end mark if it is missing."""
         self._push(text)
         if last:
             if self._last.isalnum():

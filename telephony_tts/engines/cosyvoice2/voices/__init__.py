@@ -1,0 +1,1 @@
+"""Turns a recording into a voice, and stores it."""

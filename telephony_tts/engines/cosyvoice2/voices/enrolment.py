@@ -233,7 +233,7 @@ def _stored(
 def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
     """Removes a stored voice.
 
-    Raises UnknownVoice if there is none; the message tells if the model itself has a voice of this name. Raises
+    Raises UnknownVoice if it does not exist; the message tells if the model itself has a voice of this name. Raises
     ConfigError if the folder cannot be written to.
     """
     if model_dir is not None and name not in store.names():

@@ -25,7 +25,7 @@ dB the noise of its recording was reduced."""
 ABOUT = "voice"
 """The only metadata entry of a voice file. It holds JSON."""
 UNKNOWN: Mapping[str, str] = {"owner": "unknown (the file cannot be read)"}
-"""The record of a voice while its file cannot be read. No key has such a name, so nobody may use the voice."""
+"""The record of a voice while its file cannot be read. No key has such a name, so no client may use the voice."""
 _ENGINE = "cosyvoice2"
 _LENGTH = struct.Struct("<Q")
 _MAX_HEAD_BYTES = 1_000_000
@@ -66,7 +66,7 @@ class VoiceRecords:
 
     def has(self, name: str) -> bool:
         """Whether there is a stored voice of this name. True also if its file cannot be looked at now: a new voice must
-        not take the place of one that belongs to somebody else."""
+        not take the place of one that belongs to another key."""
         try:
             return is_valid_name(name) and S_ISREG(self._folder.path(name).stat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -81,8 +81,8 @@ class VoiceRecords:
         return self._has_any
 
     def _look(self, name: str = "") -> dict[str, Mapping[str, str]]:
-        """The records by the names of the voices. A voice `name` that was not there is looked for at once: nobody may
-        use a new voice before its owner is known."""
+        """The records by the names of the voices. A voice `name` that was not there is looked for at once: no client
+        may use a new voice before its owner is known."""
         now_ns = monotonic_ns()
         is_fresh = self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS
         if is_fresh and (not name or name in self._records):
@@ -124,21 +124,21 @@ class VoiceRecords:
         return self._records
 
     def _changed_ns(self) -> int:
-        """When the folder last changed; 0 if there is none. Raises OSError if it cannot be looked at."""
+        """When the folder last changed; 0 if the folder is missing. Raises OSError if it cannot be looked at."""
         try:
             return os.stat(self._folder.directory).st_mtime_ns
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
     def _tell(self, problem: str) -> None:
-        """Log a problem when it begins. "": there is none."""
+        """Log a problem when it begins. "": no problem."""
         if problem and problem != self._told:
-            log.warning("nobody may use the voices whose owners cannot be read: %s", problem)
+            log.warning("no client may use the voices whose owners cannot be read: %s", problem)
         self._told = problem
 
 
 def read_record(folder: VoiceFolder, name: str) -> Mapping[str, str]:
-    """The record of one voice. Empty if it has none, or if its file is damaged: then nobody can speak with it. Raises
+    """The record of one voice. Empty if it has none, or if its file is damaged: then it cannot be used. Raises
     OSError if the file cannot be read."""
     try:
         with folder.path(name).open("rb") as file:

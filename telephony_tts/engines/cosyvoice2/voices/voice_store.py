@@ -68,7 +68,7 @@ class VoiceStore(VoiceFolder):
         return path
 
     def load(self, name: str) -> PromptFeatures:
-        """Reads a voice. Raises UnknownVoice if there is none, EngineUnavailable if its file is damaged."""
+        """Reads a voice. Raises UnknownVoice if it does not exist, EngineUnavailable if its file is damaged."""
         if not self.has(name):
             known = ", ".join(self.names()) or "none"
             raise UnknownVoice(f"there is no voice {name} in {self.directory} (voices: {known})")

@@ -29,7 +29,7 @@ def forms(name: str) -> tuple[str, str]:
 
 
 CURRENCIES: dict[str, tuple[str, str, str, str]] = {}
-"""What is written -> one, many, a hundredth, hundredths; the hundredths are "" where nobody says them."""
+"""What is written -> one, many, a hundredth, hundredths; the hundredths are "" where they are left out."""
 for _entry in _TABLE.replace("\n", "|").strip("|").split("|"):
     _written, _, _names = _entry.partition(": ")
     _name, _, _cent = _names.partition(", ")

@@ -41,7 +41,7 @@ def _words(table: str) -> dict[str, str]:
 
 
 _BEFORE_NAME, _BEFORE_NUMBER = _words(_BEFORE_NAMES), _words(_BEFORE_NUMBERS)
-"""Titles, and what is a word only before a number: "my app." and the answer "No." are none."""
+"""Titles, and what is a word only before a number: "my app." and the answer "No." do not count."""
 _WORDS = _BEFORE_NAME | _BEFORE_NUMBER | _words(_ELSEWHERE)
 _ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl.", "govt."))
 """Their full stop is that of the sentence too if nothing or a capital follows."""

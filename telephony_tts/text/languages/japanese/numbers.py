@@ -37,7 +37,7 @@ def cardinal(number: int) -> str:
 
 
 def kanji_value(written: str) -> int | None:
-    """The number that is written in kanji, below ten thousand; None if it is none: "一一"."""
+    """The number that is written in kanji, below ten thousand; None for other kanji: "一一"."""
     digit = "[二三四五六七八九]?"
     match = re.fullmatch(f"(?:({digit})千)?(?:({digit})百)?(?:({digit})十)?(一|{digit})", written)
     if match is None:

@@ -7,7 +7,7 @@ import re
 from telephony_tts.text.lookahead import View
 
 _INSIDE = "(?<=[가-힣0-9])"
-"""A word is more than its ending: "네요" alone is none."""
+"""A word is more than its ending: "네요" alone does not count."""
 _WITH_B = "[" + "".join(chr(code) for code in range(0xAC00 + 17, 0xD7A4, 28)) + "]"
 _WITH_N = "[" + "".join(chr(code) for code in range(0xAC00 + 4, 0xD7A4, 28)) + "]"
 _ENDINGS = (

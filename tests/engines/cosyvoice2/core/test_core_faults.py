@@ -318,9 +318,9 @@ def test_more_voices_than_are_kept_ready_can_all_be_used(rig: Rig) -> None:
 
 def test_an_unknown_voice_is_refused(rig: Rig, alone: list[Pcm]) -> None:
     stepped = Stepped(rig)
-    unknown, known = stepped.say(Request(SENTENCE), "nobody"), stepped.say(REQUESTS[0])
+    unknown, known = stepped.say(Request(SENTENCE), "stranger"), stepped.say(REQUESTS[0])
     stepped.run()
-    with pytest.raises(UnknownVoice, match="'nobody'; it has preset, prompted"):
+    with pytest.raises(UnknownVoice, match="'stranger'; it has preset, prompted"):
         stepped.pcm(unknown)
     np.testing.assert_array_equal(stepped.pcm(known), alone[0])
 

@@ -176,7 +176,7 @@ def test_few_ids_are_drawn_while_all_lanes_compute_one_of_the_first_blocks(
         if piece is not None:
             n_voiced, has_mel, n_drawn = piece.n_voiced_blocks, piece.n_mel_parts > 0, piece.n_drawn
             steps = [n_left(block) for block in job.blocks]
-        # A lane that draws ids if it can; the others' work only if there are none to draw.
+        # A lane that draws ids if it can; the others' work only if it has no ids to draw.
         if not it.core.step(Lane.TOKENS):
             break
         if piece is not None and piece.n_drawn > n_drawn:
@@ -211,7 +211,7 @@ def test_lanes_that_help_compute_one_block_after_the_other(
 
 
 def test_audio_waits_for_what_another_stream_needs_before(stepped: Callable[..., Stepped]) -> None:
-    """The same prices, alone and beside a stream that was heard before and runs dry first."""
+    """The same prices, alone and beside a stream that was heard before and underruns first."""
     heard_at = []
     for others in (0, 1):
         it = stepped(flow=30)

@@ -92,9 +92,9 @@ class PlanJudge:
                 # A second block is heard after the first.
                 assert need.due_ns == said.job.due_ns or (stage is Stage.FLOW and need.due_ns > said.job.due_ns)
         self.first_audio_first_unless_another_would_underrun(sim, lane, needs, made)
-        self.nobody_draws_alone_without_need(sim, lane, needs, made)
+        self.no_stream_draws_alone_without_need(sim, lane, needs, made)
         self.slots(sim)
-        self.nobody_runs_away(sim)
+        self.no_stream_runs_too_far_ahead(sim)
 
     @staticmethod
     def first_audio_first_unless_another_would_underrun(
@@ -117,7 +117,7 @@ class PlanJudge:
                 assert first.due_ns <= sim.now_ns
 
     @staticmethod
-    def nobody_draws_alone_without_need(sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
+    def no_stream_draws_alone_without_need(sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
         """Ids that can wait are drawn in a batch with others, or when the lane has no other work."""
         keys = made.get(Stage.DECODE, ())
         may = [need for need in needs if need.stage is Stage.DECODE]
@@ -138,7 +138,7 @@ class PlanJudge:
         assert sum(stream.grows and stream.slot is not None for stream in streams) <= sim.slots.n // 2
 
     @staticmethod
-    def nobody_runs_away(sim: Simulation) -> None:
+    def no_stream_runs_too_far_ahead(sim: Simulation) -> None:
         """Audio held for a listener stays below the limit plus the block that began below it."""
         for said in sim.live.values():
             piece, profile = said.job.stream.piece, said.job.stream.profile

@@ -54,7 +54,7 @@ WAIT_S = 30.0
 MOST = 200
 """Processes of a test."""
 MOST_S = 3600.0
-"""Of a test, on the clock that jumps: the host has a timer as long as a process runs, so that no test runs dry."""
+"""Of a test, on the clock that jumps: the host has a timer as long as a process runs, so the test always has one."""
 
 
 class Staged:

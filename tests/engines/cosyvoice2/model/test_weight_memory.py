@@ -1,4 +1,4 @@
-"""Memory for weights: nobody else has it, it asks for large pages, and it goes back to the system."""
+"""Memory for weights: it is private, it asks for large pages, and it goes back to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telephony_tts.engines.cosyvoice2.model.weight_memory import LINE_BYTES, MAP
 
 
 def mapping_at(address: int) -> dict[str, str] | None:
-    """What the kernel says of the mapping that has this address; None if there is none."""
+    """What the kernel says of the mapping that has this address; None if no mapping has it."""
     found: dict[str, str] | None = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -53,7 +53,7 @@ def test_large_pages_are_asked_for(n_bytes: int) -> None:
     mapping = mapping_at(taken.data_ptr())
     assert mapping is not None
     flags = mapping["VmFlags"].split()
-    # Most systems have no large pages for shared memory, whoever asks.
+    # Most systems have no large pages for shared memory, even on request.
     assert "hg" in flags and "sh" not in flags
 
 

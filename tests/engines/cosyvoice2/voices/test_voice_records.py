@@ -109,7 +109,7 @@ def test_a_voice_stays_its_keys_while_the_folder_cannot_be_read(
     with no_more_files():
         for _ in range(3):
             assert records.record(voice("anna")) == RECORD and records.has_any
-            assert records.record(voice("bert")) == UNKNOWN, "its owner was never read: nobody may use it"
+            assert records.record(voice("bert")) == UNKNOWN, "its owner was never read: no client may use it"
             assert records.owner(voice("free")) is None and records.owner(voice("preset")) is None
     assert caplog.text.count("owners cannot be read") == 1 and "Too many open files" in caplog.text
     assert records.owner(voice("anna")) == "acme" and records.owner(voice("bert")) == "other"
@@ -117,7 +117,7 @@ def test_a_voice_stays_its_keys_while_the_folder_cannot_be_read(
 
 
 @pytest.mark.usefixtures("always_looks")
-def test_nobody_may_use_stored_voices_before_the_folder_could_be_read(tmp_path: Path) -> None:
+def test_no_client_may_use_stored_voices_before_the_folder_could_be_read(tmp_path: Path) -> None:
     store(tmp_path, "anna", owner="acme")
     records = VoiceRecords(VoiceFolder(tmp_path))
     with no_more_files():
@@ -130,7 +130,7 @@ def test_nobody_may_use_stored_voices_before_the_folder_could_be_read(tmp_path: 
 
 @pytest.mark.usefixtures("always_looks")
 def test_a_disk_that_fails_keeps_the_presets_that_were_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preset is no stored voice. Before the first look nobody knows that."""
+    """A preset is no stored voice. Before the first look that is not known."""
     store(tmp_path, "anna", owner="acme")
     known, new, stat = VoiceRecords(VoiceFolder(tmp_path)), VoiceRecords(VoiceFolder(tmp_path)), os.stat
     assert known.owner(voice("anna")) == "acme" and known.owner(voice("preset")) is None
@@ -156,7 +156,7 @@ def test_no_key_has_the_name_of_the_unknown_owner() -> None:
 def test_a_file_that_could_not_be_read_once_is_read_again_although_it_does_not_change(
     refusal: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Meanwhile nobody may use the voice, and other voices cost no more looks than before."""
+    """Meanwhile no client may use the voice, and other voices cost no more looks than before."""
     now_ns = 10**12
     monkeypatch.setattr(voice_records, "monotonic_ns", lambda: now_ns)
     store(tmp_path, "anna", owner="acme")

@@ -1,0 +1,1 @@
+"""Speech tokens to mel frames."""

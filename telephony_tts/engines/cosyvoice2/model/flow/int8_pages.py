@@ -6,7 +6,7 @@
 Those of CosyVoice2 lie in pieces. A block's keys and values are written behind those of the block before, as long as
 the piece has room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its
 own length.
-Memory of a piece that was never written to takes no room in the machine's memory. Memory of pieces that nobody needs
+Memory of a piece that was never written to takes no room in the machine's memory. Memory of pieces that are not needed
 any more is kept for the next ones: to get a page from the system costs more than to attend to it.
 """
 

@@ -44,7 +44,7 @@ class UnconditionalStart:
         n_blocks, n_rest = divmod(n_before + n_tokens, BLOCK_TOKENS)
         if len(self._blocks) < n_blocks:
             with self._lock:
-                # Each by itself, whoever asks for how many: the bits must not depend on what was asked for before.
+                # Each by itself, however many are requested: the bits must not depend on what was asked for before.
                 while len(self._blocks) < n_blocks:
                     self._blocks.append(self._compute(self._blocks, BLOCK_TOKENS))
         blocks = self._blocks[:n_blocks]

@@ -1,0 +1,1 @@
+"""Mel frames to audio."""
