@@ -59,7 +59,7 @@ def test_ci_runs_what_a_developer_runs() -> None:
     assert os.access(script, os.X_OK)
     text = script.read_text(encoding="utf-8")
     assert text.startswith("#!/usr/bin/env bash\n") and "set -euo pipefail" in text
-    assert text.rstrip().endswith("make test")
+    assert text.rstrip().endswith("make test-all")
 
 
 def test_help_explains_every_target() -> None:

@@ -37,7 +37,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("clock", re.compile(r"[0-9]{1,3}:[0-9]{2}(?::[0-9]{2})?(?![0-9:])")),
     ("ratio", re.compile(rf"{_AMOUNT}(?: ?: ?{_AMOUNT}){{1,3}}(?![0-9:])")),
     ("slashed", re.compile(rf"[0-9]{{1,4}}/[0-9]{{1,2}}/[0-9]{{1,4}}(?![0-9/])|{_AMOUNT}/{_AMOUNT}(?![0-9/])")),
-    ("size", re.compile(rf"(?!0[xX][0-9A-Fa-f]{{2}}){_AMOUNT}(?: ?[x×X*] ?{_AMOUNT}){{1,3}}(?![0-9])")),  # 0x80070005 is a code
+    ("size", re.compile(  # 0x80070005 is a code
+        rf"(?!0[xX][0-9A-Fa-f]{{2}}){_AMOUNT}(?: ?[x×X*] ?{_AMOUNT}){{1,3}}(?![0-9])"
+    )),
     ("range", re.compile(rf"{_AMOUNT} ?{_RANGE} ?{_AMOUNT}(?![0-9:/])")),
     ("dashed", re.compile(
         rf"\(?0[0-9]{{1,3}}\) ?[0-9]{{3,4}}(?:[ -][0-9]{{4}})?(?![0-9])"
