@@ -31,31 +31,8 @@ LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+")
 WITH_VOWEL = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
 """Letters that may be read as a word."""
 
-DURATION = re.compile(
-    r"(?:(?P<d>[0-9]{1,3})\s?d)?(?:\s?(?P<h>[0-9]{1,3})\s?(?:hrs?|h))?(?:\s?(?P<m>[0-9]{1,3})\s?(?:mins?|m))?"
-    r"(?:\s?(?P<s>[0-9]{1,2})\s?(?:secs?|s))?(?![A-Za-z0-9])"
-)
-"""A length of time with short units. It is one only with two or more parts: "2h 35m"."""
-
-CLOCK_DURATION = re.compile(
-    r"(?P<d>(?!))?(?:(?P<h>[0-9]{1,3})[:：])?(?P<m>[0-9]{1,3})[:：](?P<s>[0-5][0-9])(?![0-9]|[:：][0-9]|\s?[AaPp]\.?[Mm])"
-)
-"""A length of time in the form of a clock: "00:05:32"."""
-
-SPAN = re.compile(
-    r"(?:(?P<first>[0-9]{1,2}[A-Z])|(?P<start>(?P<letter>[A-Z])[0-9]{1,3}))-"
-    r"(?P<last>(?(letter)(?P=letter)[0-9]{1,3}|[0-9]{1,2}[A-Z]))"
-)
-"""A range of seats, gates or floors: "14A-14C", "B1-B10"."""
-
 AIRLINER = re.compile(r"7[0-9]7-(?:[89]|10|[1-9]00)(?![0-9A-Za-z-])")
 """The type of a Boeing: "737-800"."""
-
-_DAY_OF_MONTH = r"[0-3]?[0-9][/.][0-3]?[0-9](?:[/.](?:19|20)?[0-9]{2})?"
-END_OF_DATE = (
-    rf"(?![0-9A-Za-z]|[/.][0-9]|-(?!(?:[12][0-9]{{3}}[-/.][01]?[0-9][-/.][0-3]?[0-9]|{_DAY_OF_MONTH})(?![0-9A-Za-z]))[0-9])"
-)
-"""After a date in digits. A dash may follow if another date comes after it: "12/05/2026-12/09/2026"."""
 
 FRACTION_DENOMINATORS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
 """Denominators that make "1/4" a fraction rather than a day of a month."""

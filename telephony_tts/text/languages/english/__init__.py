@@ -13,7 +13,7 @@ from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
 from telephony_tts.text.languages.english.signs import say_sign, say_vulgar
 from telephony_tts.text.languages.english.units import LENGTHS, UNIT, UNIT_CHARACTERS, UNITS, say_measured, say_quantity
-from telephony_tts.text.patterns import AIRLINER, NUMBER, SPAN, WITH_VOWEL, from_comma
+from telephony_tts.text.patterns import AIRLINER, NUMBER, WITH_VOWEL, from_comma
 from telephony_tts.text.reader import Say, Shape
 
 _PART = re.compile("[A-Za-z]+|[0-9]+|_")
@@ -230,12 +230,19 @@ def _say_mixed(shape: Shape) -> str | None:
         return f"{en.letters(text[0])} to {en.letters(text[2])}"
     if re.fullmatch(r"(?:mid|pre|post|early|late|FY)-?[12][0-9]{3}", text):
         return f"{runs[0]} {en.year(int(runs[1]))}"
-    if span := SPAN.fullmatch(text):
+    if span := _SPAN.fullmatch(text):
         return f"{_say_place(span['first'] or span['start'])} to {_say_place(span['last'])}"
     has_zeros = any(len(group) > 1 and group[0] == "0" for group in shape.groups)
     spells = names_code(shape) or max(map(len, shape.groups)) > 2 or has_zeros or len(runs) > 4
     is_long = len(runs) > 4 or "-" in text
     return " ".join(_say_run(run, spells, is_long) for run in _PART_OR_PAUSE.findall(text)).replace(" ,", ",")
+
+
+_SPAN = re.compile(
+    r"(?:(?P<first>[0-9]{1,2}[A-Z])|(?P<start>(?P<letter>[A-Z])[0-9]{1,3}))-"
+    r"(?P<last>(?(letter)(?P=letter)[0-9]{1,3}|[0-9]{1,2}[A-Z]))"
+)
+"""A range of seats, gates or floors: "14A-14C", "B1-B10"."""
 
 
 def _say_run(run: str, spells: bool, is_long: bool) -> str:
@@ -527,7 +534,6 @@ def _tables(day_first: bool) -> reader.Tables:
             "python": _say_version, "decimal": _say_decimal,
             "mask": _say_mask, "keys": _say_keys, "code": _say_code, "amount": _say_amount, "year": _say_year,
             "range": _say_range, "minus": _say_range, "size": _say_size, "ratio": _say_ratio,
-            "duration": _say_clock_length,
             "ip": _say_ip, "pair": _say_pair, "rating": _say_rating, "fraction": _say_fraction, "named": _say_named,
             "mixed": _say_mixed, "mixed_code": _say_mixed,
         },
@@ -550,13 +556,6 @@ def _tables(day_first: bool) -> reader.Tables:
 
 def _say_ratio(shape: Shape) -> str | None:
     return None if shape.form == "dashed" else _say_parts(" to ")(shape)
-
-
-def _say_clock_length(shape: Shape) -> str:
-    names = ("hour", "minute", "second")
-    parts = zip(names[3 - len(shape.groups) :], shape.groups, strict=True)
-    said = [f"{en.number(str(int(n)))} {name}{'' if int(n) == 1 else 's'}" for name, n in parts if int(n)]
-    return " ".join(said) or "zero seconds"
 
 
 ENGLISH = _tables(day_first=False)

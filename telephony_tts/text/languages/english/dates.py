@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.languages.english import numbers as en
-from telephony_tts.text.languages.english.evidence import names_code
+from telephony_tts.text.languages.english.evidence import EVIDENCE, names_code
 from telephony_tts.text.languages.english.money import is_adjective
-from telephony_tts.text.patterns import CLOCK_DURATION, DURATION, END_OF_DATE
 from telephony_tts.text.reader import Say, Shape
 
 _MONTH_NAMES = (
@@ -44,6 +43,9 @@ MONTH_YEAR = re.compile(
     re.IGNORECASE,
 )
 MONTH_ALONE = re.compile(r"(?P<month>Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?![A-Za-z–-])(?P<stop>\.)?")
+_DAY_BEHIND_DASH = r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9]|[0-3]?[0-9][/.][0-3]?[0-9](?:[/.](?:19|20)?[0-9]{2})?"
+END_OF_DATE = rf"(?![0-9A-Za-z]|[/.][0-9]|-(?!(?:{_DAY_BEHIND_DASH})(?![0-9A-Za-z]))[0-9])"
+"""After a date in digits. A dash may follow if another date comes after it: "12/05/2026-12/09/2026"."""
 ISO = re.compile(
     r"(?P<year>[12][0-9]{3})(?:-[01]?[0-9]-|/[01]?[0-9]/|\.[01]?[0-9]\.)[0-3]?[0-9]"
     rf"(?:T(?=[0-9]{{2}}:)|{END_OF_DATE})"
@@ -57,7 +59,10 @@ YEAR_MONTH = re.compile(
     r"20)[0-9]{2}))"
     r"(?![0-9A-Za-z]|[-/.][0-9])"
 )
-LENGTH = re.compile(r"(?=[0-9]{1,3}\s?(?:d|hrs?|h|mins?|m)\s?[0-9])" + DURATION.pattern)
+LENGTH = re.compile(
+    r"(?=[0-9]{1,3}\s?(?:d|hrs?|h|mins?|m)\s?[0-9])(?:(?P<d>[0-9]{1,3})\s?d)?(?:\s?(?P<h>[0-9]{1,3})\s?(?:hrs?|h))?"
+    r"(?:\s?(?P<m>[0-9]{1,3})\s?(?:mins?|m))?(?:\s?(?P<s>[0-9]{1,2})\s?(?:secs?|s))?(?![A-Za-z0-9])"
+)
 YEARS = re.compile(
     r"(?P<first>[12][0-9]{3})(?:\s?[-–]\s?(?=[0-9]{4})|[-–/])(?P<last>(?:19|20)[0-9]{2}|[0-9]{2})(?![0-9A-Za-z]|"
     r"[-/.][0-9])"
@@ -69,15 +74,13 @@ TIME_RANGE = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(
-    r"(?=[0-9]{1,2}(?:[:.][0-9]|\s?[ap]\.?m|Z))"
-    rf"(?:(?P<hour>1[0-2]|0?[1-9])\.(?P<minute_behind_stop>[0-5][0-9])(?:\s?(?P<meridiem_behind_stop>{_MERIDIEM})(?![A-"
-    rf"Za-z])"
-    r"|(?=\s(?:tonight|this (?:morning|evening|afternoon)|in the (?:morning|evening|afternoon)|o'clock)\b))"
-    r"|(?P<hour_of_clock>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9])(?:\.[0-9]+)?)?)?"
-    rf"(?![0-9]|:[0-9])(?:\s?(?P<meridiem>{_MERIDIEM})|(?P<short>[ap](?![A-Za-z]))|(?:Z|\s?(?:hrs?|"
-    rf"h)(?![A-Za-z])))?(?!(?!ish)[a-z]))",
+    r"(?P<hour>[01]?[0-9]|2[0-4])(?:[:.](?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9])(?:\.[0-9]+)?)?)?"
+    rf"(?:\s?(?P<meridiem>{_MERIDIEM})|(?P<short>[ap](?![A-Za-z]))|(?<=:[0-9]{{2}})(?:Z|\s?(?:hrs?|h))(?![A-Za-z])"
+    r"|(?<=\.[0-9]{2})(?=\s(?:tonight|(?:this|in the) (?:morning|evening|afternoon)|o'clock)\b))"
+    r"(?!(?!ish)[a-z])",
     re.IGNORECASE,
 )
+"""A time of day that more than its digits shows to be one."""
 HOURS = re.compile(r"(?P<hour>[01][0-9]|2[0-4])(?P<minute>[0-5][0-9])(?=\s?(?:hours|hrs)\b)")
 
 
@@ -295,19 +298,23 @@ def _stop_of_time(shape: Shape) -> str:
 
 
 def say_time(shape: Shape) -> str | None:
+    """ "3 PM", "9.30 am", "14:20 hrs", "8.15 tonight"."""
     found = shape.found
-    if found is None:
+    if found is None or (found["short"] and found["minute"] is None):
         return None
-    minute = found["minute"] or found["minute_behind_stop"]
-    meridiem = _meridiem(found["meridiem"] or found["meridiem_behind_stop"] or found["short"])
-    if minute is None and (not meridiem or found["short"]):
-        return None
-    if found["second"] is None and re.search(r"\b(?:ratio|odds|scale|score)\s(?:is\s|of\s)?$", shape.left):
-        return None
-    hour = int(found["hour"] or found["hour_of_clock"])
-    if meridiem and hour > 12:
+    hour, meridiem = int(found["hour"]), _meridiem(found["meridiem"] or found["short"])
+    if hour > 12:
         meridiem = ""
-    return _clock(hour, int(minute or "0"), found["second"] or "", meridiem) + _stop_of_time(shape)
+    return _clock(hour, int(found["minute"] or "0"), found["second"] or "", meridiem) + _stop_of_time(shape)
+
+
+def say_clock(shape: Shape) -> str | None:
+    """ "14:20", "14:20:05", and of a call "5:32" as minutes and seconds."""
+    length = EVIDENCE["duration"].near
+    if length is not None and length.search(shape.left):
+        return say_clock_length(shape)
+    hour, minute, second = (*shape.groups, "")[:3]
+    return _clock(int(hour), int(minute), second, "") if int(hour) <= 24 else None
 
 
 def say_time_range(shape: Shape) -> str | None:
@@ -330,13 +337,6 @@ def say_hours(shape: Shape) -> str | None:
     return f"{said} {en.cardinal(minute) if minute else 'hundred'}"
 
 
-_DURATION_BEFORE = re.compile(
-    r"\b(?:duration|lasted|lasts|length|elapsed|remaining|runtime|took|waited|waiting|(?:wait|hold|call|talk|run|"
-    r"total)\s?time|wait|recording|voicemail)\b"
-    r"[:\s]{0,3}(?:(?:is|was|of|for|about|around|approximately|time|lasted|took)[:\s]{1,3}){0,2}$",
-    re.IGNORECASE,
-)
-_MINUTES_BEFORE = re.compile(r"\b(?:call|talk|hold|wait|waited|recording|voicemail)\b", re.IGNORECASE)
 _PARTS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
 
 
@@ -351,10 +351,11 @@ def say_duration(shape: Shape) -> str | None:
     return " ".join(said) if said else "zero seconds"
 
 
-def say_clock_duration(shape: Shape) -> str | None:
-    """ "wait time: 00:05:30"; elsewhere it is a time of day. "5:32" are minutes and seconds only if it is of a call."""
-    is_length = shape.found is not None and (shape.found["h"] or _MINUTES_BEFORE.search(shape.left))
-    return say_duration(shape) if is_length and _DURATION_BEFORE.search(shape.left) else None
+def say_clock_length(shape: Shape) -> str:
+    """ "00:05:30", "5:32"."""
+    parts = zip(("hour", "minute", "second")[-len(shape.groups) :], shape.groups, strict=True)
+    said = [f"{en.cardinal(int(n))} {name}{'' if int(n) == 1 else 's'}" for name, n in parts if int(n)]
+    return " ".join(said) or "zero seconds"
 
 
 FORMS = (
@@ -363,7 +364,7 @@ FORMS = (
     ("weekday", re.compile(WEEKDAY)), ("written_day_month", DAY_MONTH), ("iso", ISO), ("numeric", NUMERIC),
     ("days", DAYS_RANGE),
     ("month_slash_year", YEAR_MONTH), ("years", YEARS), ("decade", DECADE), ("length", LENGTH),
-    ("clock_length", CLOCK_DURATION), ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS),
+    ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS),
 )  # fmt: skip
 """The shapes that only English writes, in the order to try them."""
 
@@ -377,6 +378,7 @@ def say(day_first: bool) -> dict[str, Say]:
         "days": say_days(day_first),
         "month_slash_year": say_month_slash_year, "year_month": say_year_month, "years": say_years,
         "decade": say_decade, "length": say_duration,
-        "clock_length": say_clock_duration, "time_range": say_time_range, "time": say_time, "hours": say_hours,
+        "clock": say_clock, "duration": say_clock_length, "time_range": say_time_range, "time": say_time,
+        "hours": say_hours,
         "expiry": say_expiry,
     }  # fmt: skip

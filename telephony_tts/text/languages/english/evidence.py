@@ -118,9 +118,12 @@ EVIDENCE: dict[str, Evidence] = {
     ),
     "minus": Evidence(behind=re.compile(r"\s?=")),
     "duration": Evidence(near=re.compile(
-        r"\b(?:wait|waited|time|lasted|took|duration|length)(?:\s(?:is|was|of|for)|:)*\s$",
+        r"\b(?:duration|last(?:ed|s)|length|elapsed|remaining|runtime|took|(?:wait|hold|call|talk|run|total) ?time|"
+        r"wait(?:ed|ing)?|recording|voicemail|(?:hold|held)(?= for))\b[:\s]{0,3}"
+        r"(?:(?:is|was|of|for|about|around|approximately|lasted|took)[:\s]{1,3}){0,2}$",
         re.IGNORECASE,
     )),
+    "clock": Evidence(near=re.compile(r"\b(?:at|by|since|from|until|till|before|after)\s$", re.IGNORECASE)),
     "ratio": Evidence(near=re.compile(r"\b(?:ratio|odds|scale|score|won|lost|lead)\s(?:is\s|of\s)?$", re.IGNORECASE)),
     "version": Evidence(near=re.compile(r"\b(?:version|release|build|firmware|v)\.?:?\s?$", re.IGNORECASE)),
 }  # fmt: skip
