@@ -11,6 +11,7 @@ from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.english import dates, money, units, words
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
+from telephony_tts.text.languages.english.money import is_adjective
 from telephony_tts.text.languages.english.signs import say_sign, say_vulgar
 from telephony_tts.text.languages.english.units import LENGTHS, UNIT, UNIT_CHARACTERS, UNITS, say_measured, say_quantity
 from telephony_tts.text.patterns import AIRLINER, NUMBER, WITH_VOWEL, from_comma
@@ -117,9 +118,14 @@ def _say_year(shape: Shape) -> str | None:
 _OPEN = re.compile(rf"(?:{dates.WEEKDAY}|day|open|from|hours)[,:]?\s$", re.IGNORECASE)
 
 
+_SECTION = re.compile(r"(?:§|\bsection)\s?$", re.IGNORECASE)
+"""Before the number of a paragraph: "§12-4" is not a range."""
+
+
 def _say_range(shape: Shape) -> str | None:
     first, last = (part.strip() for part in re.split(r" ?[~∼〜–—-] ?", shape.written, maxsplit=1))
-    if "-" in last or "–" in last or (len(first) > 1 and first[0] == "0" and first[1] != "."):
+    has_more = "-" in last or "–" in last
+    if has_more or re.match("0[0-9]", first) or _SECTION.search(shape.left):
         return None
     is_spaced = " " in shape.written and not _OPEN.search(shape.left)
     if (is_spaced and float(first.replace(",", "")) >= float(last.replace(",", ""))) or re.match(r"\s?=", shape.right):
@@ -169,7 +175,7 @@ def _say_version(shape: Shape) -> str | None:
     is_named = re.search(r"\bversion:?\s$", shape.left, re.IGNORECASE)
     if shape.written[0] in "vV" and len(parts) == 1 and len(parts[0]) > 3:
         return None
-    said = " point ".join(en.number(part) for part in parts)
+    said = " point ".join(en.number(part) if len(part) < 4 else en.digits(part) for part in parts)
     return f"version {said}" if shape.written[0] in "vV" and not is_named else said
 
 
@@ -181,8 +187,8 @@ def _say_pair(shape: Shape) -> str | None:
         return ", ".join(numbers)
     if re.match(r"\s?=", shape.right):
         return " divided by ".join(numbers)
-    if re.match(r" (?:rule|split|chance)", shape.right):
-        return " ".join(numbers)
+    if shape.written.isascii() and "." not in shape.written and sum(map(int, shape.groups)) == 100:
+        return " ".join(numbers)  # "80/20"
     unit = shape.unit
     if (unit is not None and unit["counted"]) or re.search(r"\b(?:unit|flat|apt\.?|lot)\s$", shape.left, re.IGNORECASE):
         return ", ".join(numbers)
@@ -222,7 +228,7 @@ def _say_mixed(shape: Shape) -> str | None:
     text = shape.written
     runs = _PART.findall(text)
     unit = UNIT.match(shape.text, shape.start + len(shape.groups[0])) if text[0].isdigit() else None
-    if unit is not None and not unit["counted"] and len(shape.groups) == 1:
+    if unit is not None and not unit["counted"] and len(shape.groups) == 1 and not _KEYED.search(shape.left):
         return None  # 5kg
     if re.fullmatch(r"[0-9]{1,6}(?:-[a-z]{2,})+(?:-[0-9]+)?|[0-9]{1,3}[a-z]{4,}", text):
         return " ".join(en.number(run) if run.isdigit() else run for run in runs)
@@ -256,9 +262,8 @@ def _say_run(run: str, spells: bool, is_long: bool) -> str:
         return en.letters(run)
     if _COUPON.fullmatch(run):
         return run
-    if spells and (len(run) <= 3 or is_long or (run.isupper() and (len(run) > 4 or not _SYLLABLES.match(run)))):
-        return en.letters(run)
-    return run
+    is_word = run.islower() if is_long else not run.isupper() or (len(run) <= 4 and _SYLLABLES.match(run))
+    return en.letters(run) if spells and (len(run) <= 3 or not is_word) else run
 
 
 _COUPON = re.compile(
@@ -305,18 +310,28 @@ def _say_height(shape: Shape) -> str:
 
 _SIZED = "tvs?|screens?|monitors?|laptops?|displays?|tablets?|televisions?|pizzas?|pipes?|wheels?|rims?|models?"
 _SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) (?:an? )?[0-9.]+[\"″”]\s)?(?:{_SIZED}|ones?)\b", re.IGNORECASE)
-_MEASURED_BEHIND = re.compile(r"\s(?:wide|long|tall|thick|deep|high|across)\b")
 _SIZED_BEFORE = re.compile(rf"\b(?:{_SIZED}|measures?|size|diagonal|width|height|length|depth)\b", re.IGNORECASE)
-_OPEN_QUOTE = re.compile(r"(?<!\S)[\"“][^\"“”]*$")
+_OPEN_QUOTE = re.compile(r"(?<![\w.,!?%)])[\"“][^\"“”]*$")
+_N_QUOTED = 200
+"""An opening quotation mark is looked for in so many characters."""
 
 
 def _say_inches(shape: Shape) -> str | None:
-    """ "a 15.6\" laptop", "The TV is 55\""; where nothing is measured the sign is that of a quotation."""
-    said = en.number(shape.written[:-1])
-    if _SIZED_BEHIND.match(shape.right):
-        return f"{said} inch"
-    is_size = _MEASURED_BEHIND.match(shape.right) or _SIZED_BEFORE.search(shape.left)
-    return f"{said} inch{'' if said == 'one' else 'es'}" if is_size and not _OPEN_QUOTE.search(shape.left) else None
+    """ "a 15.6\" laptop", "The TV is 55\"", "a 3/4\" pipe"; behind an opening quotation mark it is the closing one.
+
+    At the end of a sentence the opening one may stand in the sentence before.
+    """
+    quoted = shape.text[max(0, shape.start - _N_QUOTED) : shape.start]
+    is_measured = re.match(r"\s[A-Za-z]|,\s[a-z]", shape.right) or _SIZED_BEFORE.search(shape.left)
+    if _OPEN_QUOTE.search(quoted) or not is_measured:
+        return None
+    numbers = [int(group) for group in shape.groups]
+    is_fraction = "/" in shape.written
+    if is_fraction and len(numbers) == 2:
+        return f"{en.fraction(*numbers)} inch"
+    said = _say_mixed_fraction(shape) if is_fraction else en.number(shape.written[:-1])
+    is_one = said == "one" or _SIZED_BEHIND.match(shape.right) or is_adjective(shape, shape.end)
+    return said and f"{said} {'inch' if is_one else 'inches'}"
 
 
 _THING = re.compile(r"\s(?!(?:per|an?|daily|weekly|each|every|or|and|the|in|at|is|as|more|faster|speed|zoom)\b)[a-z]")
@@ -333,10 +348,12 @@ def _say_times(shape: Shape) -> str:
 
 
 def _say_big(shape: Shape) -> str | None:
-    """ "10k", "100K"; "4K" and "14K" are names."""
+    """ "10k", "100K"; "4K" and "14K" are names, and a lamp has 2700K."""
     found = shape.found
     if found is None or (found["scale"] == "K" and len(found["number"]) < 3):
         return None
+    if found["scale"] == "K" and re.fullmatch("[0-9],?[0-9]{3}", found["number"]):
+        return f"{en.number(found['number'])} kelvin"
     return f"{en.number(found['number'])} {money.say_scale(found['scale'])}"
 
 
@@ -386,18 +403,24 @@ def _say_base(shape: Shape) -> str | None:
 
 def _say_ordinal(shape: Shape) -> str:
     digits = "".join(shape.groups)
-    article = "the " if re.search(rf"(?:{dates.WEEKDAY}|day|\b(?:on|by|until|till|from))\s$", shape.left) else ""
+    is_day = re.search(rf"(?:{dates.WEEKDAY}|day|\b(?:on|by|until|till|from))\s$", shape.left)
+    article = "the " if is_day and not re.match(rf"\s(?:{_STREET_WORD})\b", shape.right) else ""
     return article + en.ordinal(int(digits)) if len(digits) <= 15 else en.digits(digits)
 
 
-_SIZE_UNIT = "(?:[\"″'′]|\\s?(?:cm|mm|m|in|ft))"
-_SIZE_NAMES = {'"': "inches", "″": "inches", "in": "inches", "'": "foot", "′": "foot"}
+_SIDES = {"W": " wide", "D": " deep", "H": " high", "L": " long", None: ""}
+_SIDE = rf"(?P<number>(?>{NUMBER}))\s?(?P<unit>[\"″'′]|cm|mm|m|in|ft)(?:\s?(?P<side>[WDHL])(?![A-Za-z0-9]))?"
+_ANY_SIDE = re.sub(r"\?P<[a-z]+>", "?:", _SIDE)
+_SIZE_NAMES = {'"': ("inch", "inches"), "″": ("inch", "inches"), "in": ("inch", "inches"), "'": ("foot", "foot")}
 
 
 def _say_sizes(shape: Shape) -> str:
-    """ "55cm x 40cm x 20cm", "10'x12'"."""
-    parts = (re.split(r"(?<=[0-9])\s?(?=[^0-9.,])", part.strip()) for part in re.split("[x×X]", shape.written))
-    return " by ".join(f"{en.number(number)} {_SIZE_NAMES.get(unit) or UNITS[unit][1]}" for number, unit in parts)
+    """ "55cm x 40cm x 20cm", "10'x12'", "48\" W x 24\" D"."""
+    said = []
+    for side in re.finditer(_SIDE, shape.written):
+        one, many = _SIZE_NAMES.get(side["unit"].replace("′", "'")) or UNITS[side["unit"]]
+        said.append(f"{en.number(side['number'])} {one if side['number'] == '1' else many}{_SIDES[side['side']]}")
+    return " by ".join(said)
 
 
 def _say_zone(shape: Shape) -> str:
@@ -421,6 +444,7 @@ def _say_vanity(shape: Shape) -> str | None:
     return found and f"{en.groups(found['digits'])}, {found['words'].replace('-', ' ')}"
 
 
+_CLOTHES = "(?:[2-6]X[SL]|X{1,4}[SL]|[SML])"
 _ZONES = "IST|E[SD]T|P[SD]T|C[SD]T|AK[SD]T|GMT|UTC|A[EWC][SD]T|NZ[SD]T|CES?T|EES?T|JST|KST"
 _ZONES_OF_TIMES = "[ECMP]T|M[SD]T|BST|WAT|EAT|CAT|GST|PKT|WIB|SGT|HKT|SAST"
 _COUNTS = r"\s(?:(?:to|or|and)\s[0-9]|(?:business |working )?(?:minutes|hours|days?|weeks|months|years|times)\b)"
@@ -455,10 +479,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"|(?:0[0-9]{2,4}|1[38]00)[- ][0-9]{3,4}[- ][0-9]{3,4}(?!-?[0-9]| [0-9]{2})"
     )),
     ("grouped_code", re.compile(
-        r"[A-Z]{2}[0-9]{4}(?: [0-9]{4}){2}(?: [0-9]{1,4})?(?![0-9A-Za-z])|[0-9]{3}(?: "
-        r"[0-9]{3}){1,3}[A-Z](?![0-9A-Za-z])"
+        r"(?:[A-Z]{2}[0-9]{4}(?: [0-9]{4}){2}(?: [0-9]{1,4})?|[0-9]{3}(?: [0-9]{3}){1,3}[A-Z]|0x[0-9A-Fa-f]{2,16}"
+        r"|[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?!:))(?![0-9A-Za-z])"
     )),
-    ("mac", re.compile(r"[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?![0-9A-Za-z:])")),
     ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])")),
     ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
     ("pair", re.compile("[0-9]{2,4}/[0-9]{3}/[0-9]{1,3}(?:/[0-9]{1,3})?(?![0-9/])")),
@@ -468,7 +491,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         rf"|(?:(?<=:[0-9]{{2}} )|(?<=[0-9 ][apAP][mM] )|(?<=[ap][.]m[.] ))(?:{_ZONES_OF_TIMES})(?![A-Za-z0-9])"
     )),
     ("blood", re.compile(r"(?:AB|[ABO])[-+](?=\s(?:blood|type|donor|plasma))")),
-    ("letters", re.compile(r"(?:Q[1-4][-–]Q[1-4]|[A-Z]–[A-Z]|(?<=[a-rt-z]s )[A-Z]-[A-Z])(?![A-Za-z0-9])")),
+    ("letters", re.compile(
+        rf"(?:Q[1-4][-–]Q[1-4]|{_CLOTHES}[-–]{_CLOTHES}|[A-Z]–[A-Z]|(?<=[a-rt-z]s )[A-Z]-[A-Z])(?![A-Za-z0-9])"
+    )),
     ("rand", money.RAND), ("rupiah", money.RUPIAH),
     ("money_with_comma", money.WITH_COMMA), ("money", money.MONEY), ("money_behind", money.BEHIND),
     *dates.FORMS,
@@ -480,25 +505,26 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
     ("hundreds", re.compile(r"100s(?=\sof\b)")),
     ("ordinal", re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.IGNORECASE)),
+    ("sizes", re.compile(rf"{_ANY_SIDE}(?:\s?[x×X]\s?{_ANY_SIDE}){{1,3}}(?![A-Za-z0-9])")),
+    ("inches", re.compile(r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]")),
     ("mixed_fraction", re.compile(r"[0-9]{1,6}[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])")),
     ("vulgar", re.compile(r"[0-9]{1,6}\s?[¼-¾⅐-⅞]")),
-    ("sizes", re.compile(rf"(?>{NUMBER}){_SIZE_UNIT}(?:\s?[x×X]\s?(?>{NUMBER}){_SIZE_UNIT}){{1,3}}(?![A-Za-z0-9])")),
     ("height", re.compile(
         r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
         r"[0-9])(?![0-9'])"
     )),
-    ("inches", re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,2})?[\"″”]")),
     ("per_unit", units.PER_UNIT),
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
     ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
     ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Za-z$€£₹]))")),
     ("house_number", re.compile(
         rf"(?:[0-9]{{1,5}}|[0-9]{{1,3}}-[0-9]{{2}})(?={_NUMBERED_STREET.pattern})"
+        rf"|[0-9]{{4}}(?=\s[NS][EW]{_NUMBERED_STREET.pattern})"
         rf"|[0-9]{{1,3}}-[0-9]{{2}}(?={_NAMED_STREET})"
         rf"|[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b)"
     )),
     ("emergency", re.compile(r"(?:911|999)(?![0-9A-Za-z]|[.,:/-][0-9])")),
-    ("python", re.compile(r"(?<=\bPython )[0-9]\.[0-9]{1,2}(?![0-9]|\.[0-9])")),
+    ("python", re.compile(r"(?:(?<=\bPython )|(?<=\b[Bb]uild ))[0-9]{1,5}\.[0-9]{1,5}(?![0-9]|\.[0-9])")),
     ("decimal", re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+")),
 )  # fmt: skip
 
@@ -513,12 +539,11 @@ def _tables(day_first: bool) -> reader.Tables:
             "word": words.say_word,
             "title": lambda shape: {"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz"}[shape.written],
             "numero": words.say_numero,
-            "direction": lambda shape: {"N": "north", "S": "south", "E": "east", "W": "west"}[shape.written[0]],
+            "direction": lambda shape: "".join(words.DIRECTIONS[letter] for letter in shape.written.rstrip(".")),
             "hyphenated": lambda shape: shape.written[:-1] + " ",
             "always": lambda shape: " ".join(en.number(group) for group in shape.groups),
             "pension": _say_pension, "airliner": _say_code, "vanity": _say_vanity, "telephone": _say_telephone,
-            "grouped_code": lambda shape: ", ".join(en.letters(part) for part in shape.written.split(" ")),
-            "mac": lambda shape: ", ".join(en.letters(part) for part in shape.written.split(":")),
+            "grouped_code": lambda shape: ", ".join(en.letters(part) for part in re.split("[ :]", shape.written)),
             "slashed_code": _say_slashed_code, "hash": _say_hash,
             "zone": _say_zone, "blood": _say_blood,
             "letters": lambda shape: " to ".join(_say_place(part) for part in re.split("[-–]", shape.written)),
@@ -541,12 +566,12 @@ def _tables(day_first: bool) -> reader.Tables:
         trigger=reader.trigger(
             rf"(?<![A-Za-z0-9])(?:{any_case('jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec')}"
             rf"|(?:{words.NUMBERED})\s[IVX]|(?:{words.RULERS})\s[A-Z]|Mon|Tue|Wed|Thu|Fri|Sat|Sun"
-            rf"|(?:{any_case('appt|vs|wk|qty|rte|blk|hwy|ext|attn|acct|apt|ste|bldg|approx|m[-–]f|txn')})(?![A-Za-z])"
+            rf"|(?:{any_case(words.WITHOUT_STOP)})(?![A-Za-z])"
             rf"|(?:{_ZONES}|{_ZONES_OF_TIMES})(?![A-Za-z])"
             r"|[Pp]er\s(?=[A-Za-zµμ°])|a\skWh|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
-            r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z][-–][A-Z]|[A-Za-z]\^)"
-            rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW]) |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s|\(0[0-9]{{2,4}}\)|"
-            rf"\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ℡]"
+            r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z]{1,4}[-–][0-9A-Z]|[A-Za-z]\^)"
+            rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW])[EW]? |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s"
+            rf"|\(0[0-9]{{2,4}}\)|\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ℡]"
             r"|[\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
         ),
         forms=reader.Forms(_FORMS),

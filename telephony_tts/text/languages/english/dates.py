@@ -178,8 +178,8 @@ def say_weekday(shape: Shape) -> str | None:
 
 
 _DAY_FOLLOWS = re.compile(
-    rf":|(?:,?\s|\s?[&/–-]\s?|,?\s(?:and|or|to|through)\s)(?:[0-9]|{MONTH}|{WEEKDAY}|noon|morning|evening|afternoon|"
-    rf"night|only|(?:mon|tues|wednes|thurs|fri|satur|sun)day)",
+    rf":|,?\s(?:@|at)\s[0-9]|(?:,?\s|\s?[&/–-]\s?|,?\s(?:and|or|to|through)\s)(?:[0-9]|{MONTH}|{WEEKDAY}|noon|"
+    rf"morning|evening|afternoon|night|only|(?:mon|tues|wednes|thurs|fri|satur|sun)day)",
     re.IGNORECASE,
 )
 _DAY_PRECEDES = re.compile(
@@ -191,7 +191,7 @@ _DAY_PRECEDES = re.compile(
 
 def say_weekdays(shape: Shape) -> str | None:
     found = shape.found
-    return found and f"{WEEKDAYS[found['first'][:3].lower()]} to {WEEKDAYS[found['last'][:3].lower()]}"
+    return found and f"{WEEKDAYS[found['first'][:3].lower()]} to {WEEKDAYS[found['last'][:3].lower()]}{stop(shape)}"
 
 
 def say_iso(shape: Shape) -> str | None:

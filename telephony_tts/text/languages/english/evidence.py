@@ -106,15 +106,15 @@ EVIDENCE: dict[str, Evidence] = {
     )),
     "rating": Evidence(
         near=re.compile(
-            r"\b(?:rated|scored?|scores|rating|page|step|question|part|round|attempt|stage)\s(?:(?:of|is|it|us|them|"
-            r"a)\s)*$",
+            r"\b(?:rated|scored?|scores|rating|page|step|question|part|round|attempt|stage|pain|level)\s(?:(?:of|is|was|"
+            r"it|us|them|a|level)\s)*$",
             re.IGNORECASE,
         ),
-        behind=re.compile(r"\s?(?:stars?|points?|rating|score)\b", re.IGNORECASE),
+        behind=re.compile(r"\s?(?:stars?|points?|rating|score|or (?:worse|better|higher|lower))\b", re.IGNORECASE),
     ),
     "pair": Evidence(
         near=re.compile(r"\b(?:tier|level|unit|flat|apt\.?|lot|phase|grade)\s$", re.IGNORECASE),
-        behind=re.compile(r"\s(?:(?:months?|hours?|days?|weeks?|years?|rule|split|chance)\b)|\s?="),
+        behind=re.compile(r"\s(?:months?|hours?|days?|weeks?|years?)\b|\s?="),
     ),
     "minus": Evidence(behind=re.compile(r"\s?=")),
     "duration": Evidence(near=re.compile(

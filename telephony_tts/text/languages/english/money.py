@@ -46,11 +46,16 @@ SCALES = {
     "cr": "crore", "lac": "lakh", "lacs": "lakhs",
 }  # fmt: skip
 _TO = r"\s?(?:-|–|—|~|\bto\b)\s?"
+_EACH = {
+    "pp": "per person", "pcm": "per calendar month", "pw": "per week", "pa": "per annum", "ph": "per hour",
+    "ea": "each",
+}  # fmt: skip
+"""What is written behind a price; "pm" only without a blank."""
 MONEY = re.compile(
     rf"(?P<currency>(?<![A-Za-z])(?:{_ANY}))\s?(?P<minus>-(?=[0-9]))?(?P<first>(?>{NUMBER}|\.[0-9]{{1,2}}))(?![0-9])"
     rf"(?P<first_scale>{_SCALE}(?={_TO}))?"
     rf"(?:{_TO}(?P<sign>(?:{_ANY})\s?(?=[0-9]))?(?P<last>(?>{NUMBER})))?(?P<scale>{_SCALE})?(?:\s(?P<code>{CODES})(?![A"
-    rf"-Za-z]))?"
+    rf"-Za-z]))?(?:(?:\s?(?P<each>{'|'.join(_EACH)})|(?P<month>pm))(?![A-Za-z])(?:\.(?=\s[a-z]))?)?"
 )
 BEHIND = re.compile(
     rf"(?P<first>(?>{NUMBER}))(?:{_TO}(?P<last>(?>{NUMBER})))?(?P<scale>{_SCALE})?\s?"
@@ -135,7 +140,8 @@ def say_money(shape: Shape) -> str | None:
         said = f"{say_amount(first, '', currency)} to {said}"
     elif last:
         said = f"{en.number(first)} to {said}"
-    return ("minus " if found["minus"] else "") + said
+    behind = " per month" if found["month"] else f" {_EACH[found['each']]}" if found["each"] else ""
+    return ("minus " if found["minus"] else "") + said + behind
 
 
 def _value(written: str) -> float:

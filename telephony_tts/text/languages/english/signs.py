@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 from telephony_tts.text.languages.english import numbers as en
+from telephony_tts.text.languages.english.evidence import names_code
 from telephony_tts.text.languages.english.money import CURRENCIES
 from telephony_tts.text.languages.english.units import UNIT_CHARACTERS, UNITS
 from telephony_tts.text.patterns import vulgar_fraction
@@ -24,10 +25,6 @@ _VALUE_FOLLOWS = re.compile(r"\s?[-+$€£¥₩₹₽฿₱]?[0-9]|\s?(?:noon|mi
 _BETWEEN = re.compile(r"\bbetween\s\S+(?:\s[ap]\.?m\.?)?\s?$", re.IGNORECASE)
 _PART_OF_DAY = re.compile(r"\b(?:noon|midnight|now|today)\s?$", re.IGNORECASE)
 _KEY_BEFORE = re.compile(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", re.IGNORECASE)
-_PRESSED = re.compile(
-    r"(?:press|dial|hit|enter)\s?(?:[*#]?[0-9]{1,2}#?,?\s(?:or\s|and\s|then\s)?){0,3}$",
-    re.IGNORECASE,
-)
 _PER = {"mo": "month", "yr": "year", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "kwh": "kilowatt hour"}
 _PER_WORD = re.compile(r"\s?(?P<word>[A-Za-z]+[²³]?)(?![A-Za-z0-9])")
 
@@ -74,7 +71,11 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
     is_value = not between or _PART_OF_DAY.search(left) is not None
     follows = _VALUE_FOLLOWS.match(right) or _MONTH_FOLLOWS.match(right)
     is_even = left[-1:].isspace() == right[:1].isspace() or right[:1].isspace()
+    if names_code(shape) and re.match("[0-9]{3}", right):
+        return ""  # "ending in **-4471"
     if is_value and follows and is_even and (char != "—" or not left[-1:].isspace()):
+        if before is not None and left[-1:].isspace() and names_code(before):
+            return None  # "Order no. 57 - 2x burger"
         return "and" if _BETWEEN.search(left) else "to"
     if char == "~":
         return "about" if follows else ""
@@ -105,7 +106,7 @@ def _say_star(left: str, right: str) -> str:
 _SEAT = r"(?:[0-9]{1,2}[A-Z]|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _SEAT_OR_DAY_BEFORE, _SEAT_OR_DAY = re.compile(rf"(?<![A-Za-z0-9]){_SEAT}$"), re.compile(rf"\s?{_SEAT}(?![A-Za-z])")
 _QUANTITY = re.compile(
-    r"[0-9%][A-Za-z]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:mL|[a-zµμ]{2,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
+    r"[0-9%][A-Za-z×]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:m?U|m?IU|mL|mEq|[a-zµμ]{1,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
     r"|[0-9]\s?[A-Za-zµμ]{1,4}/[A-Za-z]{1,4}$"
 )
 
@@ -120,13 +121,13 @@ def _say_slash(shape: Shape) -> str:
     if right.startswith("-") and not right[1:2].isalnum():
         shape.end += 1  # "Rs 1,899/-"
         return ""
-    if re.search(r"[0-9]V$", left):
-        return ","
-    is_time = re.search(r"[0-9]\s?[ap]\.?m\.?$", left, re.IGNORECASE)
+    if re.search(r"[0-9]V$", left) or re.match("[0-9]{2,3}V", right):
+        return ", "
+    is_time = re.search(r"[0-9]\s?[ap]\.?m\.?(?P<zone>\s[A-Z]{1,3}T)?\s?$", left, re.IGNORECASE)
     if _SEAT_OR_DAY_BEFORE.search(left) and _SEAT_OR_DAY.match(right):
         return "and"
-    if is_time and right[:1].isdigit():
-        return "or"
+    if is_time and re.match(r"\s?[0-9]", right):
+        return ", " if is_time["zone"] else "or"
     is_quantity = _QUANTITY.search(left) and not is_time
     if is_quantity and word and word["word"] == "ea":
         shape.end += word.end() + (re.match(r"\.\s[a-z]", shape.text[shape.end + word.end() :]) is not None)
@@ -138,6 +139,8 @@ def _say_slash(shape: Shape) -> str:
         if unit in ("l", "L", "g"):
             return _take(shape, word, UNITS[unit][0])
         return _take(shape, word, _PER.get(unit.lower(), unit)) if unit.lower() in _PER or unit.islower() else "per"
+    if re.search(r"[A-Za-z]\s$", left) and right[:1].isalpha():
+        return "slash"  # "ipconfig /all"
     if re.search(r"[A-Za-z]\s?$", left) and re.match(r"\s?[A-Za-z]", right):
         return "" if left[-2:].isupper() and len(left[-2:].strip()) == 2 and right[:1].isupper() else "or"
     is_price = re.search(r"[$€£][0-9.,]+$", left) and re.match(r"[0-9]+ ?(?:m[Ll]|k?g|L|oz|lb|[GM]B|min)\b", right)

@@ -25,12 +25,10 @@ MB/s: megabyte~ per second|GB/s: gigabyte~ per second|KB/s: kilobyte~ per second
 GHz: gigahertz|W: watt~|kW KW: kilowatt~|MW: megawatt~|kWh KWh kwh kW·h: kilowatt hour~|MWh: megawatt hour~
 Wh: watt hour~
 V: volt~|kV: kilovolt~|mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~|dB: decibel~|kPa: kilopascal~
-hPa: hectopascal~|psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury
+A: amp~|hPa: hectopascal~|psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury
 IU: international unit~
-mmol/L: millimole~ per liter|µmol/L μmol/L umol/L: micromole~ per liter|mEq/L: milliequivalent~ per liter
-pg/mL pg/ml: picogram~ per milliliter|µg/mL: microgram~ per milliliter|nmol/L: nanomole~ per liter
-U/L: unit~ per liter|IU/L: international unit~ per liter|mIU/L: milli international unit~ per liter
-mg/dL mg/dl: milligram~ per deciliter|mg/L: milligram~ per liter|g/L: gram~ per liter
+mmol: millimole~|µmol μmol umol: micromole~|nmol: nanomole~|mol: mole~|mEq: milliequivalent~|pg: picogram~|U: unit~
+mIU: milli international unit~|pts: point~|cal: calorie~|lm: lumen~
 kg/m²: kilogram~ per square meter|min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~
 yr yrs: year~|mo mos mth mths: month~|m²;m2;m^2;㎡;sqm;sq m: square meter~|km² km2: square kilometer~
 ppm: part~ per million
@@ -55,10 +53,13 @@ _SURE = (
     "billion|"
     "trillion|lakhs?|crores?|square|feet|foot|inches|calories|copies"
 )
+_STREETS = "St|Ave|Rd|Road|Blvd|Dr|Lane|Ln|Way|Pl|Ct"
 UNIT = re.compile(
-    rf"(?:(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
-    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVt])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b))(?![A-Za-z0-9²³'’-])"
-    r"|\s(?P<weak>[gmLlhsWVt])(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
+    rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
+    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
+    r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
+    r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger)s?\b))(?![A-Za-z0-9²³'’-])"
+    rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{_STREETS})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
     r"|\s?(?P<inches>in)(?:\.(?=\s[a-z])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
     r"|\s(?:of\s(?:rain|snow)|monitor|screen|display|laptop|tv)\b))"
@@ -76,6 +77,8 @@ def say_measured(shape: Shape, said: str, is_one: bool) -> str:
         return said
     written = unit["written"] or unit["tight"] or unit["weak"]
     shape.end = unit.end()
+    if unit["plus"]:
+        said += " plus"
     if unit["inches"]:
         return f"{said} {'inch' if is_one or is_adjective(shape, shape.end) else 'inches'}"
     if written == "m" and _MILLIONS.match(shape.text, shape.end):

@@ -20,14 +20,16 @@ ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.:
 q.: question
 ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway|fl.: floor|rm.: room
 blk: block
-blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building
+blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building|rt.: route|rm: room
 """
 _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
 approx: approximately|dept.: department|govt.: Government|w/o: without|w/e: week ending|w/: with|and/or: and or
 n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per month|p/a: per annum|p/w: per week
 y/o: years old
-y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane
+y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
+m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
+ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane
 txn: transaction
 apt.: apartment|ste.: suite|bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated
 avg.: average|appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
@@ -67,12 +69,15 @@ NUMBERED = any_case(
 )
 RULERS = "King|Queen|Pope|Prince|Emperor|Saint"
 
+WITHOUT_STOP = "|".join(written for written in _WORDS if re.fullmatch("[a-z–-]{2,}", written))
+"""What is an abbreviation without a full stop or a slash."""
 WORD = re.compile(rf"(?<![A-Za-z0-9.])(?:{_ANY})(?![A-Za-z])(?!(?<!\.)['’])", re.IGNORECASE)
 TITLE_WITHOUT_STOP = re.compile(r"(?:Mr|Mrs|Ms)(?=\s[A-Z])")
 STREET = re.compile(rf"(?:{'|'.join(_STREETS)})(?![A-Za-z'’])\.?")
 NUMERO = re.compile(r"Nos?\s(?=[0-9]{1,6}(?![0-9]))")
+DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
 DIRECTION = re.compile(
-    r"[NSEW]\.(?=\sof\b)|(?<=[0-9] )[NSEW]\.?(?=\s(?:[A-Z][a-z]+|[0-9]{1,3}(?:st|nd|rd|th))\s"
+    r"[NSEW]\.(?=\sof\b)|(?<=[0-9] )[NS]?[NSEW]\.?(?=\s(?:[A-Z][a-z]+|[0-9]{1,3}(?:st|nd|rd|th))\s"
     r"(?:St|Street|Ave|Avenue|Rd|Road|Blvd|Boulevard|Dr|Drive|Ln|Lane|Way|Pl|Place|Ct|Court)\b)"
 )
 ROMAN = re.compile(
@@ -90,7 +95,7 @@ def say_word(shape: Shape) -> str | None:
     is_flat = written in ("Apt", "Ste", "Bldg") and re.match(r"\s[A-Z](?![A-Za-z'’])", shape.right)
     is_word = written == "apt" and re.search(r"\b(?:an?|the|very|more|most|is|are)\s$", shape.left)
     has_number = is_flat or (_NUMBER.match(shape.right) and not is_word)
-    if written == "EST." or (lower in _BEFORE_NUMBER and not has_number):
+    if written in ("EST.", "RM", "EA.") or (lower in _BEFORE_NUMBER and not has_number):
         return None
     if lower in _BEFORE_NAME and not re.match(r"\s[A-Z]", shape.right):
         return None
