@@ -70,7 +70,8 @@ _MARK = re.compile(
     | (?P<entity>&(?:[A-Za-z]{{2,8}}|\#[0-9]{{1,7}}|\#[xX][0-9A-Fa-f]{{1,6}});)
     | (?P<escape>\\(?=[\\`*_{{}}\[\]()\#+.!|~>-]))
     | (?P<mask>\*{{4,}}(?=[ -]?[0-9])|(?<=[0-9])\*{{2,}}(?=[0-9])
-      |(?<=(?:ress|Dial|dial|nter)[ ])\*\*(?=[.,;]|[ ](?:and|or|then|to|for)\b))   # two keys
+      |(?<=(?:ress|Dial|dial|nter)[ ])\*\*(?=[.,;]|[ ](?:and|or|then|to|for)\b)   # two keys
+      |(?<=[ ])\*\*(?=[ ](?:to|for)\b))
     | (?P<struck>~~(?<![\w~]~~)(?=[^\s~])[^~\n]{{1,120}}(?<=[^\s~])~~(?![\w~]))   # a price that is no longer so
     | (?P<strong>\*{{2,}}|~~+|`+|(?<!\w)__+(?=\S)|(?<=\S)__+(?!\w))
     | (?P<underline>(?<![\w@./])_(?=\S)|(?<=\S)_(?![\w@./]))
@@ -89,6 +90,8 @@ _KEYS = re.compile(
 """Stars and digits that are pressed, **21*, if the next stars in the line close nothing."""
 _FORWARDS = re.compile(r"\*[0-9]{1,20}\*[0-9]")
 """The keys *21*5551234#."""
+_CHANGE = re.compile(r"[0-9]%[^\w%]{1,6}[0-9]$|[$€£¥₩₹][0-9.,]{1,16}[^\w.,]{1,6}[$€£¥₩₹]$")
+"""A value and another one behind an arrow: "$60 → $65", "5% → 6%"."""
 _KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#，、。；,;或和])", re.I)
 
 
@@ -177,6 +180,8 @@ def _pause(text: str, start: int, end: int) -> str:
     """What an arrow between two parts becomes. Without blanks around it a comma could make one number of two."""
     if "\u3041" <= text[end] <= "\u9fff":
         return "、"
+    if _CHANGE.search(text[max(0, start - 24) : end + 1]) is not None:
+        return "–"
     return ", " if end - start > 1 else " "
 
 

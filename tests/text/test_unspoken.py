@@ -89,6 +89,10 @@ def test_formulas_are_words_and_money_stays_money(lang: str, text: str, spoken: 
     [
         ("en", "Go to Settings → Billing -> Cards.", "Go to Settings, Billing, Cards."),
         ("en", "From 5 → 6, or 5→6.", "From five, six, or five six."),
+        ("en", "It went from $60 → $65.", "It went from sixty dollars to sixty five dollars."),
+        ("zh", "从5% → 6%", "从百分之五到百分之六"),
+        ("ja", "5%→6%です", "五パーセントから六パーセントです"),
+        ("ko", "5% → 6%입니다", "오 퍼센트에서 육 퍼센트입니다"),
         ("en", "← Back", "Back"),
         ("zh", "设置→账单 → 卡", "设置、账单、卡"),
         ("ko", "설정 → 결제", "설정, 결제"),

@@ -95,6 +95,8 @@ def _say_hash(shape: Shape) -> str:
 
 
 def _say_star(left: str, right: str) -> str:
+    if left[-1:] == "*" or right[:1] == "*":
+        return "star" if re.search(r"\b(?:press|dial|hit|enter)\b", left, re.IGNORECASE) else ""
     is_key = _KEY_BEFORE.search(left[-8:]) or right.startswith(" key") or re.search(r"[#*][0-9]*$", left[-8:])
     if is_key or re.match("[0-9]+[#*]|#[0-9]", right):
         return "star"
