@@ -25,7 +25,10 @@ _VALUE_FOLLOWS = re.compile(r"\s?[-+$€£¥₩₹₽฿₱]?[0-9]|\s?(?:noon|mi
 _BETWEEN = re.compile(r"\bbetween\s\S+(?:\s[ap]\.?m\.?)?\s?$", re.IGNORECASE)
 _PART_OF_DAY = re.compile(r"\b(?:noon|midnight|now|today)\s?$", re.IGNORECASE)
 _KEY_BEFORE = re.compile(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", re.IGNORECASE)
-_PER = {"mo": "month", "yr": "year", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "kwh": "kilowatt hour"}
+_PER = {
+    "mo": "month", "yr": "year", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "kwh": "kilowatt hour",
+    "btl": "bottle",
+}  # fmt: skip
 _PER_WORD = re.compile(r"\s?(?P<word>[A-Za-z]+[²³]?)(?![A-Za-z0-9])")
 
 

@@ -29,6 +29,7 @@ n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per mo
 y/o: years old
 y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
 m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
+unlimited mi.: unlimited miles|ctrl: control
 ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane
 txn: transaction
 apt.: apartment|ste.: suite|bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated
