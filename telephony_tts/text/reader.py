@@ -35,7 +35,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     )),
     ("mixed_code", re.compile(r"(?>[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5})(?![0-9A-Za-z]|[:-][0-9A-Za-z])")),  # MAC
     ("clock", re.compile(r"[0-9]{1,3}:[0-9]{2}(?::[0-9]{2})?(?![0-9:])")),
-    ("ratio", re.compile(rf"{_AMOUNT}(?: ?: ?{_AMOUNT}){{1,3}}(?![0-9:])")),
+    ("ratio", re.compile(rf"{_AMOUNT}(?:(?: : ?|:){_AMOUNT}){{1,3}}(?![0-9:])")),
     ("slashed", re.compile(rf"[0-9]{{1,4}}/[0-9]{{1,2}}/[0-9]{{1,4}}(?![0-9/])|{_AMOUNT}/{_AMOUNT}(?![0-9/])")),
     ("size", re.compile(  # 0x80070005 is a code
         rf"(?!0[xX][0-9A-Fa-f]{{2}}){_AMOUNT}(?: ?[x×X*] ?{_AMOUNT}){{1,3}}(?![0-9])"
