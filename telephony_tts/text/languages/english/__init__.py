@@ -196,7 +196,8 @@ def _say_pair(shape: Shape) -> str | None:
         return " or ".join(numbers)
     if "." in parts[0] and "." not in parts[1] and unit is None:
         return " out of ".join(numbers)
-    return say_measured(shape, " over ".join(numbers), is_one=False)
+    is_pressure = unit is None or unit["written"] == "mmHg"
+    return say_measured(shape, (" over " if is_pressure else ", ").join(numbers), is_one=False)
 
 
 def _say_rating(shape: Shape) -> str:
@@ -329,7 +330,8 @@ def _say_inches(shape: Shape) -> str | None:
     is_fraction = "/" in shape.written
     if is_fraction and len(numbers) == 2:
         return f"{en.fraction(*numbers)} inch"
-    said = _say_mixed_fraction(shape) if is_fraction else en.number(shape.written[:-1])
+    parts = re.split("[-–]", shape.written[:-1])
+    said = _say_mixed_fraction(shape) if is_fraction else " to ".join(map(en.number, parts))
     is_one = said == "one" or _SIZED_BEHIND.match(shape.right) or is_adjective(shape, shape.end)
     return said and f"{said} {'inch' if is_one else 'inches'}"
 
@@ -340,7 +342,9 @@ _LIST = re.compile(r"[0-9] ?x(?: [a-z]+){1,2}(?:,| and) [0-9] ?x\b")
 
 def _say_times(shape: Shape) -> str:
     """ "3x", "3 x $5"; of things, in "2 x Large Fries", "1x curry" and lists, only the number is said."""
-    number = shape.groups[0]
+    number = re.sub(r"\s?[xX×]", "", shape.written)
+    if shape.written[-1] == "X" and names_code(shape):
+        return None  # bus 38X
     is_listed = number == "1" or _LIST.search(shape.left + shape.written + shape.right)
     if (is_listed and _THING.match(shape.right)) or (" " in shape.written and re.match(r"\s[A-Z]", shape.right)):
         return en.number(number)
@@ -482,7 +486,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"(?:[A-Z]{2}[0-9]{4}(?: [0-9]{4}){2}(?: [0-9]{1,4})?|[0-9]{3}(?: [0-9]{3}){1,3}[A-Z]|0x[0-9A-Fa-f]{2,16}"
         r"|[0-9A-F]{2}(?::[0-9A-F]{2}){5}(?!:))(?![0-9A-Za-z])"
     )),
-    ("slashed_code", re.compile(r"[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])")),
+    ("slashed_code", re.compile(
+        r"(?:[A-Z]{1,5}(?:/[0-9]{2,10}){1,3}|[0-9]{2,4}/[0-9]{3,6}/[A-Z]{1,4})(?![0-9A-Za-z/]|\s?[AaPp]\.?[Mm]|:[0-9])"
+    )),
     ("hash", re.compile(r"#\s?[0-9]{1,20}(?:[-/][0-9]{1,20}){1,3}(?![0-9A-Za-z]|[.,][0-9])")),
     ("pair", re.compile("[0-9]{2,4}/[0-9]{3}/[0-9]{1,3}(?:/[0-9]{1,3})?(?![0-9/])")),
     ("keys", re.compile(r"(?:\*[*#]|##)[0-9]{1,20}(?:\*\+?[0-9]{1,20}){0,4}[*#](?![0-9A-Za-z*])")),
@@ -506,7 +512,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("hundreds", re.compile(r"100s(?=\sof\b)")),
     ("ordinal", re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.IGNORECASE)),
     ("sizes", re.compile(rf"{_ANY_SIDE}(?:\s?[x×X]\s?{_ANY_SIDE}){{1,3}}(?![A-Za-z0-9])")),
-    ("inches", re.compile(r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]")),
+    ("inches", re.compile(
+        r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|(?:[0-9]{1,3}[-–])?[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]"
+    )),
     ("mixed_fraction", re.compile(r"[0-9]{1,6}[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])")),
     ("vulgar", re.compile(r"[0-9]{1,6}\s?[¼-¾⅐-⅞]")),
     ("height", re.compile(

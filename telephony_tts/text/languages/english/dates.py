@@ -23,7 +23,7 @@ _MERIDIEM = r"(?:[ap]\.m\.|[ap]\.?m(?![a-z]))"
 _UNTIL = r"\s?(?:-|–|—|~|\bto\b)\s?"
 _NAMES_OF_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 WEEKDAYS = {name[:3].lower(): name for name in _NAMES_OF_DAYS}
-WEEKDAY = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(?![A-Za-z])\.?"
+WEEKDAY = r"(?:Mon|Tues?|Weds?|Thu(?:rs?)?|Fri|Sat|Sun)(?![A-Za-z])\.?"
 
 MONTH_DAY = re.compile(
     rf"(?P<month>{MONTH})\s(?P<day>{_DAY})(?P<suffix>{_SUFFIX})?(?:\s?(?:-|–|to\s)\s?(?P<last>{_DAY})(?:{_SUFFIX})?)?"
@@ -67,7 +67,7 @@ YEARS = re.compile(
     r"(?P<first>[12][0-9]{3})(?:\s?[-–]\s?(?=[0-9]{4})|[-–/])(?P<last>(?:19|20)[0-9]{2}|[0-9]{2})(?![0-9A-Za-z]|"
     r"[-/.][0-9])"
 )
-DECADE = re.compile(r"['’]?(?P<number>[1-9]0|1[0-9]{2}0|20[0-9]0)['’]?s(?![A-Za-z0-9])")
+DECADE = re.compile(r"(?:['’]?(?:[1-9]0|1[0-9]{2}0|20[0-9]0)['’]?|(?<=nder-|over-|Over-)[1-9][0-9]?)s(?![A-Za-z0-9])")
 TIME_RANGE = re.compile(
     rf"(?P<first>1[0-2]|0?[1-9])(?::(?P<first_minute>[0-5][0-9]))?{_UNTIL}"
     rf"(?P<hour>1[0-2]|0?[1-9])(?::(?P<minute>[0-5][0-9]))?\s?(?P<meridiem>{_MERIDIEM})",
@@ -81,7 +81,7 @@ TIME = re.compile(
     re.IGNORECASE,
 )
 """A time of day that more than its digits shows to be one."""
-HOURS = re.compile(r"(?P<hour>[01][0-9]|2[0-4])(?P<minute>[0-5][0-9])(?=\s?(?:hours|hrs)\b)")
+HOURS = re.compile(r"(?:[01][0-9]|2[0-4])[0-5][0-9]\s?(?:hours|hrs)\b")
 
 
 def _month(written: str) -> str:
@@ -262,7 +262,9 @@ def say_years(shape: Shape) -> str | None:
     return f"{en.year(int(found['first']))} to {full_year(found['last'])}"
 
 
-_DECADE_BEFORE = re.compile(r"(?:the|your|his|her|their|mid|my|our|early|late|low|upper|high|and)[\s-]$", re.IGNORECASE)
+_DECADE_BEFORE = re.compile(
+    r"(?:the|your|his|her|their|mid|my|our|early|late|low|upper|high|and|under|over)[\s-]$", re.IGNORECASE
+)
 
 
 def say_decade(shape: Shape) -> str | None:
@@ -334,7 +336,7 @@ def say_hours(shape: Shape) -> str | None:
     """ "0900 hours"."""
     hour, minute = int(shape.groups[0][:2]), int(shape.groups[0][2:])
     said = f"oh {en.cardinal(hour)}" if hour < 10 else en.cardinal(hour)
-    return f"{said} {en.cardinal(minute) if minute else 'hundred'}"
+    return f"{said} {en.cardinal(minute) if minute else 'hundred'} hours"
 
 
 _PARTS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))

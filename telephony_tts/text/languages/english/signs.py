@@ -27,7 +27,7 @@ _PART_OF_DAY = re.compile(r"\b(?:noon|midnight|now|today)\s?$", re.IGNORECASE)
 _KEY_BEFORE = re.compile(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", re.IGNORECASE)
 _PER = {
     "mo": "month", "yr": "year", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "kwh": "kilowatt hour",
-    "btl": "bottle",
+    "btl": "bottle", "qtr": "quarter",
 }  # fmt: skip
 _PER_WORD = re.compile(r"\s?(?P<word>[A-Za-z]+[²³]?)(?![A-Za-z0-9])")
 
@@ -77,12 +77,17 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
     if names_code(shape) and re.match("[0-9]{3}", right):
         return ""  # "ending in **-4471"
     if is_value and follows and is_even and (char != "—" or not left[-1:].isspace()):
-        if before is not None and left[-1:].isspace() and names_code(before):
+        if before is not None and left[-1:].isspace() and (names_code(before) or _is_apart(before, right)):
             return None  # "Order no. 57 - 2x burger"
         return "and" if _BETWEEN.search(left) else "to"
     if char == "~":
         return "about" if follows else ""
     return "minus" if char in "-–" and follows and not left[-1:].isalnum() and not right[:1].isspace() else None
+
+
+def _is_apart(before: Shape, right: str) -> bool:
+    """ "8:40 PM - 2 adults": a number of things is not the end of a range of time."""
+    return before.kind == "time" and re.match(r"\s[0-9]+\s(?![ap]m|hours)[a-z]{2}", right) is not None
 
 
 def _say_hash(shape: Shape) -> str:
@@ -108,10 +113,10 @@ def _say_star(left: str, right: str) -> str:
     return "star" if right[:1].isdigit() or re.search(r"(?:press|dial|hit|enter)\s[0-9]+$", left, re.IGNORECASE) else ""
 
 
-_SEAT = r"(?:[0-9]{1,2}[A-Z]|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
+_SEAT = r"(?:[0-9]{1,2}[A-Z]{1,2}|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _SEAT_OR_DAY_BEFORE, _SEAT_OR_DAY = re.compile(rf"(?<![A-Za-z0-9]){_SEAT}$"), re.compile(rf"\s?{_SEAT}(?![A-Za-z])")
 _QUANTITY = re.compile(
-    r"[0-9%][A-Za-z×]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:m?U|m?IU|mL|mEq|[a-zµμ]{1,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
+    r"[0-9%][A-Za-z×]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:m?U|m?IU|mL|mEq|[kMGT]?Wh|[kMGT]B|[a-zµμ]{1,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
     r"|[0-9]\s?[A-Za-zµμ]{1,4}/[A-Za-z]{1,4}$"
 )
 
@@ -126,7 +131,7 @@ def _say_slash(shape: Shape) -> str:
     if right.startswith("-") and not right[1:2].isalnum():
         shape.end += 1  # "Rs 1,899/-"
         return ""
-    if re.search(r"[0-9]V$", left) or re.match("[0-9]{2,3}V", right):
+    if re.search(r"[0-9]V$", left) or re.match("-?[0-9]{1,3}(?:(?<=[0-9]{2})V| ?°)", right):
         return ", "
     is_time = re.search(r"[0-9]\s?[ap]\.?m\.?(?P<zone>\s[A-Z]{1,3}T)?\s?$", left, re.IGNORECASE)
     if _SEAT_OR_DAY_BEFORE.search(left) and _SEAT_OR_DAY.match(right):

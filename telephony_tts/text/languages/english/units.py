@@ -11,30 +11,24 @@ from telephony_tts.text.reader import Shape
 _TABLE = """
 kg kgs Kg KG ㎏: kilogram~|g gm: gram~|mg ㎎: milligram~|µg μg mcg: microgram~|ng: nanogram~|lb lbs: pound~|oz: ounce~
 tbsp: tablespoon~|tsp: teaspoon~|km KM ㎞: kilometer~|m: meter~|cm CM ㎝: centimeter~|mm MM ㎜: millimeter~
-µm: micrometer~
-nm: nanometer~
-mi: mile~|ft: foot/feet|yd: yard~|L l: liter~|mL ml ML ㎖: milliliter~|gal: gallon~|kL: kiloliter~|c: cent~
-p: penny/pence|hp HP: horsepower|pcs pc: piece~|cl: centiliter~|dL dl: deciliter~
+µm: micrometer~|nm: nanometer~|mi: mile~|ft: foot/feet|yd: yard~|L l: liter~|mL ml ML ㎖: milliliter~|gal: gallon~
+kL: kiloliter~|c: cent~|p: penny/pence|hp HP: horsepower|pcs pc: piece~|cl: centiliter~|dL dl: deciliter~
 km/h kph kmh: kilometer~ per hour|m/s: meter~ per second|mph: mile~ per hour|mpg: mile~ per gallon
-fl oz;fl. oz.: fluid ounce~
-rpm: revolution~ per minute|bpm: beat~ per minute|fps: frame~ per second|°C;° C;℃;º C;ºC: degree~ Celsius|px: pixel~
-°F;° F;℉: degree~ Fahrenheit|° º: degree~|GB: gigabyte~|TB: terabyte~|MB: megabyte~|KB kB: kilobyte~|t: ton~
-Mbps mbps Mb/s: megabit~ per second|Gbps gbps Gb/s: gigabit~ per second|Kbps kbps: kilobit~ per second
-dpi: dot~ per inch
-MB/s: megabyte~ per second|GB/s: gigabyte~ per second|KB/s: kilobyte~ per second|Hz: hertz|kHz: kilohertz|MHz: megahertz
-GHz: gigahertz|W: watt~|kW KW: kilowatt~|MW: megawatt~|kWh KWh kwh kW·h: kilowatt hour~|MWh: megawatt hour~
-Wh: watt hour~
-V: volt~|kV: kilovolt~|mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~|dB: decibel~|kPa: kilopascal~
-A: amp~|hPa: hectopascal~|psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury
-IU: international unit~
+fl oz;fl. oz.: fluid ounce~|rpm: revolution~ per minute|bpm: beat~ per minute|fps: frame~ per second
+°C;° C;℃;º C;ºC: degree~ Celsius|px: pixel~|°F;° F;℉: degree~ Fahrenheit|° º: degree~|GB: gigabyte~|TB: terabyte~
+MB: megabyte~|KB kB: kilobyte~|t: ton~|Mbps mbps Mb/s: megabit~ per second|Gbps gbps Gb/s: gigabit~ per second
+Kbps kbps: kilobit~ per second|dpi: dot~ per inch|MB/s: megabyte~ per second|GB/s: gigabyte~ per second
+KB/s: kilobyte~ per second|Hz: hertz|kHz: kilohertz|MHz: megahertz|GHz: gigahertz|W: watt~|kW KW: kilowatt~
+MW: megawatt~|kWh KWh kwh kW·h: kilowatt hour~|MWh: megawatt hour~|Wh: watt hour~|V: volt~|kV: kilovolt~
+mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~|dB: decibel~|kPa: kilopascal~|A: amp~|hPa: hectopascal~
+psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury|IU: international unit~
 mmol: millimole~|µmol μmol umol: micromole~|nmol: nanomole~|mol: mole~|mEq: milliequivalent~|pg: picogram~|U: unit~
-mIU: milli international unit~|pts: point~|cal: calorie~|lm: lumen~
-kg/m²: kilogram~ per square meter|min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~
-yr yrs: year~|mo mos mth mths: month~|m²;m2;m^2;㎡;sqm;sq m: square meter~|km² km2: square kilometer~
-ppm: part~ per million
+mIU: milli international unit~|pts: point~|cal: calorie~|lm: lumen~|qt qts: quart~|pt: pint~
+cu ft;cu. ft: cubic foot/cubic feet|bps: basis point~|Mb: megabit~|Gb: gigabit~|kg/m²: kilogram~ per square meter
+min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~|yr yrs: year~
+mo mos mth mths: month~|m²;m2;m^2;㎡;sqm;sq m: square meter~|km² km2: square kilometer~|ppm: part~ per million
 cm² cm2: square centimeter~|mm²: square millimeter~|ft²;ft2;sqft;sq ft;sq. ft;sq.ft: square foot/square feet
-acres: acres
-m³ m3 m^3 ㎥: cubic meter~|cm³ cm3: cubic centimeter~|%: percent|‰: per mille|%p pp: percentage point~
+acres: acres|m³ m3 m^3 ㎥: cubic meter~|cm³ cm3: cubic centimeter~|%: percent|‰: per mille|%p pp: percentage point~
 """
 UNITS: dict[str, tuple[str, str]] = {}
 """What is written -> one, many."""
@@ -58,10 +52,10 @@ UNIT = re.compile(
     rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
     r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
     r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
-    r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger)s?\b))(?![A-Za-z0-9²³'’-])"
+    r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger|hookup)s?\b))(?![A-Za-z0-9²³'’-])"
     rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{_STREETS})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
-    r"|\s?(?P<inches>in)(?:\.(?=\s[a-z])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
+    r"|\s?(?P<inches>in)(?:\.(?=\s[a-z]|[,;:])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
     r"|\s(?:of\s(?:rain|snow)|monitor|screen|display|laptop|tv)\b))"
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""

@@ -26,14 +26,13 @@ _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
 approx: approximately|dept.: department|govt.: Government|w/o: without|w/e: week ending|w/: with|and/or: and or
 n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per month|p/a: per annum|p/w: per week
-y/o: years old
-y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
+y/o: years old|y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
 m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
-unlimited mi.: unlimited miles|ctrl: control
-ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane
-txn: transaction
-apt.: apartment|ste.: suite|bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated
-avg.: average|appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
+y/y: year on year|w/c: week commencing|w/in: within|b/c: because|s/n: serial number|p/e: P E|doz.: dozen
+m/w/f: Monday, Wednesday, Friday|t/th: Tuesday, Thursday|tu/th: Tuesday, Thursday|unlimited mi.: unlimited miles
+ctrl: control|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane|txn: transaction|apt.: apartment|ste.: suite
+bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated|avg.: average
+appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
 attn.: attention|wk: week|misc.: miscellaneous|asst.: assistant|sq. mile: square mile|sq. miles: square miles
 """
 
@@ -86,7 +85,10 @@ ROMAN = re.compile(
     r"(?P<numeral>VIII|VII|III|XII|IV|VI|IX|XI|II|I|V|X)(?![A-Za-z0-9'’-]|\.[A-Za-z])"
 )
 """A roman numeral behind a noun that is numbered, or behind the name of a ruler."""
-HYPHENATED = re.compile(r"(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))", re.IGNORECASE)
+HYPHENATED = re.compile(
+    r"(?:(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))|(?:under|over)-(?=[1-9][0-9]?s(?![0-9A-Za-z])))",
+    re.IGNORECASE,
+)
 
 
 def say_word(shape: Shape) -> str | None:
@@ -98,7 +100,7 @@ def say_word(shape: Shape) -> str | None:
     has_number = is_flat or (_NUMBER.match(shape.right) and not is_word)
     if written in ("EST.", "RM", "EA.") or (lower in _BEFORE_NUMBER and not has_number):
         return None
-    if lower in _BEFORE_NAME and not re.match(r"\s[A-Z]", shape.right):
+    if lower in _BEFORE_NAME and not re.match(r"\s(?:(?:&|and)\s)?[A-Z]", shape.right):
         return None
     if lower == "wk" and not re.match(r"\s(?:of|ending|beginning|commencing)\b", shape.right):
         return None
