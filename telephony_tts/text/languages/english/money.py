@@ -85,7 +85,7 @@ _NOUNS = (
 )
 _NOUN = re.compile(rf"[\s-](?:(?:or|and|to) (?=[$€£₹])|(?:{_NOUNS})(?![A-Za-z]))", re.I)
 _OTHER_NOUN = re.compile(r"[\s-](?!(?:or|and|to|per|for|in|on|at|of|by|from|with|is|was)\b)[A-Za-z]")
-_OR_NOUN = re.compile(rf"\s?(?:or|and|to|-) [$€£₹]?[0-9,.]+\s(?:{_NOUNS})(?![A-Za-z])", re.I)
+_OR_NOUN = re.compile(rf"\s?(?:or|and|to|-) [$€£₹][0-9,.]+\s(?:{_NOUNS})(?![A-Za-z])", re.I)
 _ARTICLE = re.compile(r"\ban?\s$", re.I)
 
 
