@@ -12,9 +12,9 @@ from telephony_tts.text.languages.english import dates, money, units, words
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
 from telephony_tts.text.languages.english.money import is_adjective
-from telephony_tts.text.languages.english.signs import say_sign, say_vulgar
+from telephony_tts.text.languages.english.signs import say_sign
 from telephony_tts.text.languages.english.units import LENGTHS, UNIT, UNIT_CHARACTERS, UNITS, say_measured, say_quantity
-from telephony_tts.text.patterns import AIRLINER, NUMBER, WITH_VOWEL, from_comma
+from telephony_tts.text.patterns import AIRLINER, NUMBER, WITH_VOWEL, from_comma, vulgar_fraction
 from telephony_tts.text.reader import Say, Shape
 
 _PART = re.compile("[A-Za-z]+|[0-9]+|_")
@@ -213,15 +213,12 @@ def _say_fraction(shape: Shape) -> str | None:
 
 
 def _say_mixed_fraction(shape: Shape) -> str | None:
-    whole, top, bottom = shape.groups
-    if not 0 < int(top) < int(bottom):
+    """ "2 1/2", "2½"."""
+    parts = tuple(map(int, shape.groups[1:]))
+    top, bottom = parts or vulgar_fraction(unicodedata.numeric(shape.written[-1])) or (0, 0)
+    if not 0 < top < bottom:
         return None
-    return f"{en.number(whole)} and {'a half' if bottom == '2' else en.fraction(int(top), int(bottom))}"
-
-
-def _say_with_vulgar(shape: Shape) -> str | None:
-    sign = shape.written[-1]
-    return f"{en.number(shape.groups[0])} and {'a half' if unicodedata.numeric(sign) == 0.5 else say_vulgar(sign)}"
+    return f"{en.number(shape.groups[0])} and {'a half' if bottom == 2 else en.fraction(top, bottom)}"
 
 
 def _say_mixed(shape: Shape) -> str | None:
@@ -389,20 +386,17 @@ def _say_decimal(shape: Shape) -> str:
 
 
 def _say_formula(shape: Shape) -> str | None:
+    """ "x^2", "10^-6", r"\\frac{1}{2}"."""
     found = shape.found
     if found is None:
         return None
     if found["top"]:
         return en.fraction(int(found["top"]), int(found["bottom"]))
-    powers = {"2": "squared", "3": "cubed"}
-    power = powers.get(found["power"]) or f"to the power of {en.number(found['power'])}"
-    return f"{found['name']} {power}"
-
-
-def _say_base(shape: Shape) -> str | None:
-    found = shape.found
-    sign = "minus " if found and found["power"][0] == "-" else ""
-    return found and f"{en.number(found['base'])} to the power of {sign}{en.number(found['power'].lstrip('-'))}"
+    base = found["base"] if found["base"].isalpha() else en.number(found["base"])
+    if found["base"].isalpha() and found["power"] in "23":
+        return f"{base} {'squared' if found['power'] == '2' else 'cubed'}"
+    minus = "minus " if found["power"][0] == "-" else ""
+    return f"{base} to the power of {minus}{en.number(found['power'].lstrip('-'))}"
 
 
 def _say_ordinal(shape: Shape) -> str:
@@ -437,11 +431,6 @@ def _say_blood(shape: Shape) -> str:
     return f"{en.letters(shape.written[:-1])} {'positive' if shape.written[-1] == '+' else 'negative'}"
 
 
-def _say_pension(shape: Shape) -> str:
-    """ "401(k)"."""
-    return f"four oh {en.digits(shape.groups[0][2])} {re.findall('[kKbB]', shape.written)[0].upper()}"
-
-
 def _say_vanity(shape: Shape) -> str | None:
     """ "1-800-FLOWERS": the word stays, because people remember it."""
     found = shape.found
@@ -461,13 +450,12 @@ _NUMBERED_STREET = re.compile(
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("email", addresses.EMAIL), ("url", addresses.URL),
     ("formula", re.compile(
-        r"\$?(?<![A-Za-z0-9])(?P<name>[A-Za-z])\^\{?(?P<power>-?[0-9]{1,2})\}?\$?|"
+        r"\$?(?<![A-Za-z0-9])(?P<base>[A-Za-z]|[0-9]{1,6})\^\{?(?P<power>-?[0-9]{1,3})\}?\$?|"
         r"\\frac\{(?P<top>[0-9]{1,4})\}\{(?P<bottom>[0-9]{1,4})\}"
     )),
-    ("roman", words.ROMAN), ("street", words.STREET), ("word", words.WORD), ("title", words.TITLE_WITHOUT_STOP),
+    ("roman", words.ROMAN), ("street", words.STREET), ("word", words.WORD),
     ("numero", words.NUMERO), ("direction", words.DIRECTION), ("hyphenated", words.HYPHENATED),
-    ("always", re.compile(r"24[/x]7(?![0-9/])|50/50(?![0-9/])|20/20(?![0-9/])")),
-    ("pension", re.compile(r"40[13]\(?[kKbB](?![A-Za-z0-9])\)?")),
+    ("always", re.compile(r"(?:24[/x]7|20/20)(?![0-9/])")),
     ("airliner", AIRLINER),
     ("vanity", re.compile(r"(?P<digits>1?[- .]?8[0-9]{2})-(?P<words>[A-Z]{2,10}(?:-[A-Z]{2,10}){0,2})(?![A-Za-z0-9])")),
     ("telephone", re.compile(
@@ -508,22 +496,23 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         r"(?<![0-9.,])(?:(?P<first>[0-9]{1,3},[0-9])\s?(?:-|–|\bto\b)\s?)?(?P<number>[0-9]{1,3},[0-9])(?![0-9]|"
         r"[.,-][0-9])"
     )),
-    ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+    ("version", re.compile(
+        r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])"
+        r"|(?:(?<=\bPython )|(?<=\b[Bb]uild ))[0-9]{1,5}\.[0-9]{1,5}(?![0-9]|\.[0-9])"
+    )),
     ("hundreds", re.compile(r"100s(?=\sof\b)")),
     ("ordinal", re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:st|nd|rd|th)(?![A-Za-z])", re.IGNORECASE)),
     ("sizes", re.compile(rf"{_ANY_SIDE}(?:\s?[x×X]\s?{_ANY_SIDE}){{1,3}}(?![A-Za-z0-9])")),
     ("inches", re.compile(
         r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|(?:[0-9]{1,3}[-–])?[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]"
     )),
-    ("mixed_fraction", re.compile(r"[0-9]{1,6}[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])")),
-    ("vulgar", re.compile(r"[0-9]{1,6}\s?[¼-¾⅐-⅞]")),
+    ("mixed_fraction", re.compile(r"[0-9]{1,6}(?:[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])|\s?[¼-¾⅐-⅞])")),
     ("height", re.compile(
         r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
         r"[0-9])(?![0-9'])"
     )),
     ("per_unit", units.PER_UNIT),
     ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
-    ("base", re.compile(r"(?P<base>[0-9]{1,6})\^(?P<power>-?[0-9]{1,3})(?![0-9])")),
     ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Za-z$€£₹]))")),
     ("house_number", re.compile(
         rf"(?:[0-9]{{1,5}}|[0-9]{{1,3}}-[0-9]{{2}})(?={_NUMBERED_STREET.pattern})"
@@ -532,7 +521,6 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         rf"|[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{_STREET_WORD})\b)"
     )),
     ("emergency", re.compile(r"(?:911|999)(?![0-9A-Za-z]|[.,:/-][0-9])")),
-    ("python", re.compile(r"(?:(?<=\bPython )|(?<=\b[Bb]uild ))[0-9]{1,5}\.[0-9]{1,5}(?![0-9]|\.[0-9])")),
     ("decimal", re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+")),
 )  # fmt: skip
 
@@ -545,12 +533,11 @@ def _tables(day_first: bool) -> reader.Tables:
             "email": _say_address(_SAY_EMAIL), "url": _say_address(_SAY_URL), "formula": _say_formula,
             "roman": words.say_roman, "street": words.say_street,
             "word": words.say_word,
-            "title": lambda shape: {"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz"}[shape.written],
             "numero": words.say_numero,
             "direction": lambda shape: "".join(words.DIRECTIONS[letter] for letter in shape.written.rstrip(".")),
             "hyphenated": lambda shape: shape.written[:-1] + " ",
             "always": lambda shape: " ".join(en.number(group) for group in shape.groups),
-            "pension": _say_pension, "airliner": _say_code, "vanity": _say_vanity, "telephone": _say_telephone,
+            "airliner": _say_code, "vanity": _say_vanity, "telephone": _say_telephone,
             "grouped_code": lambda shape: ", ".join(en.letters(part) for part in re.split("[ :]", shape.written)),
             "slashed_code": _say_slashed_code, "hash": _say_hash,
             "zone": _say_zone, "blood": _say_blood,
@@ -559,16 +546,16 @@ def _tables(day_first: bool) -> reader.Tables:
             "money": money.say_money, "money_behind": money.say_money_behind,
             **dates.say(day_first),
             "comma_quantity": _say_comma_quantity, "version": _say_version, "hundreds": lambda shape: "hundreds",
-            "ordinal": _say_ordinal, "mixed_fraction": _say_mixed_fraction, "vulgar": _say_with_vulgar,
+            "ordinal": _say_ordinal, "mixed_fraction": _say_mixed_fraction,
             "sizes": _say_sizes, "measured_range": _say_measured_range,
             "height": _say_height, "inches": _say_inches, "big": _say_big,
             "per_unit": lambda shape: shape.found and f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}",
-            "base": _say_base, "times": _say_times, "house_number": _say_house_number, "emergency": _say_emergency,
-            "python": _say_version, "decimal": _say_decimal,
+            "times": _say_times, "house_number": _say_house_number, "emergency": _say_emergency,
+            "decimal": _say_decimal,
             "mask": _say_mask, "keys": _say_keys, "code": _say_code, "amount": _say_amount, "year": _say_year,
-            "range": _say_range, "minus": _say_range, "size": _say_size, "ratio": _say_ratio,
+            "range": _say_range, "size": _say_size, "ratio": _say_ratio,
             "ip": _say_ip, "pair": _say_pair, "rating": _say_rating, "fraction": _say_fraction, "named": _say_named,
-            "mixed": _say_mixed, "mixed_code": _say_mixed,
+            "mixed": _say_mixed,
         },
         signs=say_sign,
         trigger=reader.trigger(
@@ -576,7 +563,7 @@ def _tables(day_first: bool) -> reader.Tables:
             rf"|(?:{words.NUMBERED})\s[IVX]|(?:{words.RULERS})\s[A-Z]|Mon|Tue|Wed|Thu|Fri|Sat|Sun"
             rf"|(?:{any_case(words.WITHOUT_STOP)})(?![A-Za-z])"
             rf"|(?:{_ZONES}|{_ZONES_OF_TIMES})(?![A-Za-z])"
-            r"|[Pp]er\s(?=[A-Za-zµμ°])|a\skWh|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Mr|Mrs|Ms|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
+            r"|[Pp]er\s(?=[A-Za-zµμ°])|a\skWh|(?:St|Ave|Rd|Blvd|Ln|Dr|Pkwy|Ct|Pl|Fl|Rs|Rp)(?![A-Za-z])|Nos?\s[0-9]|[ABO]{1,2}[-+]\s"
             r"|[A-Z]{1,3}\$|(?:[A-Z]{3}|Rs|Rp|RM|R)\s?[0-9]|[A-Z]{1,4}[-–][0-9A-Z]|[A-Za-z]\^)"
             rf"|\s(?:【|\[[0-9])|【|[NSEW](?<=[0-9] [NSEW])[EW]? |\.(?<![A-Za-z0-9.]\.)[0-9]|['’][0-9]0s"
             rf"|\(0[0-9]{{2,4}}\)|\([0-9]{{3}}\)|[{UNIT_CHARACTERS}]|[\[\]√]|\([a-z]{{4,12}}[ )]|[√§∞‰µ℡]"

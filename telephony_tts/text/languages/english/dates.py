@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import EVIDENCE, names_code
@@ -54,10 +55,8 @@ NUMERIC = re.compile(
     rf"[0-3]?[0-9](?:-[0-3]?[0-9]-|/[0-3]?[0-9]/|\.[0-3]?[0-9]\.)(?P<year>(?:19|20)[0-9]{{2}}|[0-9]{{2}}){END_OF_DATE}"
 )
 DAYS_RANGE = re.compile(r"[0-3]?[0-9]/[0-3]?[0-9]\s?[-–]\s?[0-3]?[0-9]/[0-3]?[0-9](?![0-9/])")
-YEAR_MONTH = re.compile(
-    r"(?:(?P<year>[12][0-9]{3})/(?P<month>0[1-9]|1[0-2])|(?P<month_first>0?[1-9]|1[0-2])/(?P<year_behind>(?:19|"
-    r"20)[0-9]{2}))"
-    r"(?![0-9A-Za-z]|[-/.][0-9])"
+MONTH_OF_YEAR = re.compile(
+    r"(?:[12][0-9]{3}/(?:0[1-9]|1[0-2])|(?:0?[1-9]|1[0-2])/(?:19|20)[0-9]{2})(?![0-9A-Za-z]|[-/.][0-9])"
 )
 LENGTH = re.compile(
     r"(?=[0-9]{1,3}\s?(?:d|hrs?|h|mins?|m)\s?[0-9])(?:(?P<d>[0-9]{1,3})\s?d)?(?:\s?(?P<h>[0-9]{1,3})\s?(?:hrs?|h))?"
@@ -198,57 +197,37 @@ def say_iso(shape: Shape) -> str | None:
     return say_day(int(shape.groups[1]), int(shape.groups[2]), shape.groups[0]) if int(shape.groups[1]) <= 12 else None
 
 
-def say_numeric(day_first: bool) -> Say:
+def say_numeric(shape: Shape, *, day_first: bool) -> str | None:
     """A date in digits. With dots it has the day first everywhere."""
-
-    def say(shape: Shape) -> str | None:
-        first, second, year = shape.groups
-        has_dots = "." in shape.written
-        if "-" in shape.written and names_code(shape):
-            return None
-        if has_dots and (len(year) == 2 or re.search(r"(?:version|release|build|v)\s?$", shape.left, re.IGNORECASE)):
-            return None
-        if has_dots and not day_first:
-            first, second = second, first
-        return say_day(int(first), int(second), year, day_first=day_first)
-
-    return say
+    first, second, year = shape.groups
+    has_dots = "." in shape.written
+    if "-" in shape.written and names_code(shape):
+        return None
+    if has_dots and (len(year) == 2 or re.search(r"(?:version|release|build|v)\s?$", shape.left, re.IGNORECASE)):
+        return None
+    if has_dots and not day_first:
+        first, second = second, first
+    return say_day(int(first), int(second), year, day_first=day_first)
 
 
 _CARD_ENDS = re.compile(r"\bcard\b[^.;]{0,24}\bexp[a-z.]*\s(?:[a-z]+\s){0,3}$", re.IGNORECASE)
 
 
-def say_day_slash(day_first: bool) -> Say:
-    def say(shape: Shape) -> str | None:
-        if _CARD_ENDS.search(shape.left) and len(shape.groups[1]) == 2:
-            return None  # a card expires in a month of a year
-        return say_day(int(shape.groups[0]), int(shape.groups[1]), day_first=day_first)
-
-    return say
+def say_day_slash(shape: Shape, *, day_first: bool) -> str | None:
+    if _CARD_ENDS.search(shape.left) and len(shape.groups[1]) == 2:
+        return None  # a card expires in a month of a year
+    return say_day(int(shape.groups[0]), int(shape.groups[1]), day_first=day_first)
 
 
-def say_days(day_first: bool) -> Say:
-    def say(shape: Shape) -> str | None:
-        first, last = (say_day(int(shape.groups[n]), int(shape.groups[n + 1]), day_first=day_first) for n in (0, 2))
-        return f"{first} to {last}" if first and last else None
-
-    return say
+def say_days(shape: Shape, *, day_first: bool) -> str | None:
+    first, last = (say_day(int(shape.groups[n]), int(shape.groups[n + 1]), day_first=day_first) for n in (0, 2))
+    return f"{first} to {last}" if first and last else None
 
 
-def say_year_month(shape: Shape) -> str:
-    return f"{en.MONTHS[int(shape.groups[1]) - 1]} {en.year(int(shape.groups[0]))}"
-
-
-def say_month_slash_year(shape: Shape) -> str | None:
-    found = shape.found
-    if found is None:
-        return None
-    month, year = found["month"] or found["month_first"], found["year"] or found["year_behind"]
-    return f"{en.MONTHS[int(month) - 1]} {en.year(int(year))}"
-
-
-def say_expiry(shape: Shape) -> str | None:
-    month, year = shape.groups
+def say_month_of_year(shape: Shape) -> str | None:
+    """ "2026/11", "11/2026", and "11/28" of a card."""
+    first, last = shape.groups
+    year, month = (first, last) if len(first) == 4 else (last, first)
     return f"{en.MONTHS[int(month) - 1]} {full_year(year)}" if 1 <= int(month) <= 12 else None
 
 
@@ -365,7 +344,7 @@ FORMS = (
     ("weekdays", re.compile(rf"(?P<first>{WEEKDAY})(?:\s?[-–]\s?|\sto\s)(?P<last>{WEEKDAY})", re.IGNORECASE)),
     ("weekday", re.compile(WEEKDAY)), ("written_day_month", DAY_MONTH), ("iso", ISO), ("numeric", NUMERIC),
     ("days", DAYS_RANGE),
-    ("month_slash_year", YEAR_MONTH), ("years", YEARS), ("decade", DECADE), ("length", LENGTH),
+    ("year_month", MONTH_OF_YEAR), ("years", YEARS), ("decade", DECADE), ("length", LENGTH),
     ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS),
 )  # fmt: skip
 """The shapes that only English writes, in the order to try them."""
@@ -373,14 +352,14 @@ FORMS = (
 
 def say(day_first: bool) -> dict[str, Say]:
     return {
-        "month_day": say_day_slash(day_first), "day_month": say_day_slash(day_first),
+        "month_day": partial(say_day_slash, day_first=day_first),
+        "day_month": partial(say_day_slash, day_first=day_first),
         "written_month_day": say_month_day, "months": say_months,
         "month_year": say_month_year, "month": say_month, "weekdays": say_weekdays, "weekday": say_weekday,
-        "written_day_month": say_day_month, "iso": say_iso, "numeric": say_numeric(day_first),
-        "days": say_days(day_first),
-        "month_slash_year": say_month_slash_year, "year_month": say_year_month, "years": say_years,
+        "written_day_month": say_day_month, "iso": say_iso, "numeric": partial(say_numeric, day_first=day_first),
+        "days": partial(say_days, day_first=day_first),
+        "year_month": say_month_of_year, "expiry": say_month_of_year, "years": say_years,
         "decade": say_decade, "length": say_duration,
         "clock": say_clock, "duration": say_clock_length, "time_range": say_time_range, "time": say_time,
         "hours": say_hours,
-        "expiry": say_expiry,
     }  # fmt: skip

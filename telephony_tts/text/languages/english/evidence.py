@@ -84,9 +84,6 @@ EVIDENCE: dict[str, Evidence] = {
         near=re.compile(
             rf"(?<![A-Za-z])(?:{_YEAR_WORDS})\s?$|\b(?:19|20)[0-9]{{2}}\s?(?:to|and|or|through|-|–)\s?$|©\s?$"
         ),
-        behind=re.compile(
-            r"\s(?:and|to|or|through)\s(?:19|20)[0-9]{2}(?![0-9])|['’]s\s|\s(?:was|will|has|had|onwards)\b|,? is that"
-        ),
     ),
     "month_day": Evidence(
         near=re.compile(
@@ -116,7 +113,6 @@ EVIDENCE: dict[str, Evidence] = {
         near=re.compile(r"\b(?:tier|level|unit|flat|apt\.?|lot|phase|grade)\s$", re.IGNORECASE),
         behind=re.compile(r"\s(?:months?|hours?|days?|weeks?|years?)\b|\s?="),
     ),
-    "minus": Evidence(behind=re.compile(r"\s?=")),
     "duration": Evidence(near=re.compile(
         r"\b(?:duration|last(?:ed|s)|length|elapsed|remaining|runtime|took|(?:wait|hold|call|talk|run|total) ?time|"
         r"wait(?:ed|ing)?|recording|voicemail|(?:hold|held)(?= for))\b[:\s]{0,3}"
@@ -125,10 +121,7 @@ EVIDENCE: dict[str, Evidence] = {
     )),
     "clock": Evidence(near=re.compile(r"\b(?:at|by|since|from|until|till|before|after)\s$", re.IGNORECASE)),
     "ratio": Evidence(near=re.compile(r"\b(?:ratio|odds|scale|score|won|lost|lead)\s(?:is\s|of\s)?$", re.IGNORECASE)),
-    "version": Evidence(near=re.compile(r"\b(?:version|release|build|firmware|v)\.?:?\s?$", re.IGNORECASE)),
 }  # fmt: skip
-EVIDENCE["mixed_code"] = EVIDENCE["code"]
-EVIDENCE["day_month"] = EVIDENCE["month_day"]
 _NEAR_CODE = EVIDENCE["code"].near
 
 

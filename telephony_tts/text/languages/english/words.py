@@ -10,17 +10,16 @@ from telephony_tts.text.reader import Shape
 
 _BEFORE_NAMES = """
 mr.: Mister|mrs.: Missus|ms.: Miz|prof.: Professor|lt.: Lieutenant|col.: Colonel|capt.: Captain|sgt.: Sergeant
-gen.: General|rev.: Reverend|hon.: Honorable|maj.: Major|smt.: Shrimati|gov.: Governor|sen.: Senator|mt.: Mount
+gen.: General|rev.: Reverend|hon.: Honorable|maj.: Major|smt.: Shrimati|mr: Mister|mrs: Missus|ms: Miz|gov.: Governor
+sen.: Senator|mt.: Mount
 """
 _BEFORE_NUMBERS = """
 rte.: route|rte: route|exp.: expires|ref.: reference|acc.: account|inv.: invoice|dep.: departs|arr.: arrives
-max.: maximum
-min.: minimum|ver.: version|yr.: year|lic.: license|temp.: temperature|app.: appendix|sched.: schedule|ext.: extension
-ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.: page|fig.: figure|sec.: section
-q.: question
-ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway|fl.: floor|rm.: room
-blk: block
-blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building|rt.: route|rm: room
+max.: maximum|min.: minimum|ver.: version|yr.: year|lic.: license|temp.: temperature|app.: appendix|sched.: schedule
+ext.: extension|ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.: page|fig.: figure
+sec.: section|q.: question|ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway
+fl.: floor|rm.: room|blk: block|blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building
+rt.: route|rm: room
 """
 _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
@@ -30,6 +29,7 @@ y/o: years old|y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-t
 m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
 y/y: year on year|w/c: week commencing|w/in: within|b/c: because|s/n: serial number|p/e: P E|doz.: dozen
 m/w/f: Monday, Wednesday, Friday|t/th: Tuesday, Thursday|tu/th: Tuesday, Thursday|unlimited mi.: unlimited miles
+401(k): four oh one K|401k: four oh one K|403(b): four oh three B|403b: four oh three B
 ctrl: control|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane|txn: transaction|apt.: apartment|ste.: suite
 bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated|avg.: average
 appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
@@ -72,7 +72,6 @@ RULERS = "King|Queen|Pope|Prince|Emperor|Saint"
 WITHOUT_STOP = "|".join(written for written in _WORDS if re.fullmatch("[a-z–-]{2,}", written))
 """What is an abbreviation without a full stop or a slash."""
 WORD = re.compile(rf"(?<![A-Za-z0-9.])(?:{_ANY})(?![A-Za-z])(?!(?<!\.)['’])", re.IGNORECASE)
-TITLE_WITHOUT_STOP = re.compile(r"(?:Mr|Mrs|Ms)(?=\s[A-Z])")
 STREET = re.compile(rf"(?:{'|'.join(_STREETS)})(?![A-Za-z'’])\.?")
 NUMERO = re.compile(r"Nos?\s(?=[0-9]{1,6}(?![0-9]))")
 DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
@@ -100,7 +99,8 @@ def say_word(shape: Shape) -> str | None:
     has_number = is_flat or (_NUMBER.match(shape.right) and not is_word)
     if written in ("EST.", "RM", "EA.") or (lower in _BEFORE_NUMBER and not has_number):
         return None
-    if lower in _BEFORE_NAME and not re.match(r"\s(?:(?:&|and)\s)?[A-Z]", shape.right):
+    is_title = re.match(r"\s(?:(?:&|and)\s)?[A-Z]", shape.right) and (lower[-1] == "." or written.istitle())
+    if lower in _BEFORE_NAME and not is_title:
         return None
     if lower == "wk" and not re.match(r"\s(?:of|ending|beginning|commencing)\b", shape.right):
         return None
