@@ -80,6 +80,13 @@ TIME = re.compile(
     re.IGNORECASE,
 )
 """A time of day that more than its digits shows to be one."""
+_ZONES = "IST|E[SD]T|P[SD]T|C[SD]T|AK[SD]T|GMT|UTC|A[EWC][SD]T|NZ[SD]T|CES?T|EES?T|JST|KST"
+_ZONES_OF_TIMES = "[ECMP]T|M[SD]T|BST|WAT|EAT|CAT|GST|PKT|WIB|SGT|HKT|SAST"
+ZONES = f"{_ZONES}|{_ZONES_OF_TIMES}"
+ZONE = re.compile(
+    rf"(?:GMT|UTC)[+-][0-9]{{1,2}}(?![0-9])|(?:{_ZONES})(?![A-Za-z0-9])"
+    rf"|(?:(?<=:[0-9]{{2}} )|(?<=[0-9 ][apAP][mM] )|(?<=[ap][.]m[.] ))(?:{_ZONES_OF_TIMES})(?![A-Za-z0-9])"
+)
 HOURS = re.compile(r"(?:[01][0-9]|2[0-4])[0-5][0-9]\s?(?:hours|hrs)\b")
 
 
@@ -332,6 +339,12 @@ def say_duration(shape: Shape) -> str | None:
     return " ".join(said) if said else "zero seconds"
 
 
+def say_zone(shape: Shape) -> str:
+    """ "GMT+8", and "EST" alone."""
+    name, sign = en.letters(shape.written.rstrip("+-0123456789")), "plus" if "+" in shape.written else "minus"
+    return f"{name} {sign} {en.number(shape.groups[0])}" if shape.groups else name
+
+
 def say_clock_length(shape: Shape) -> str:
     """ "00:05:30", "5:32"."""
     parts = zip(("hour", "minute", "second")[-len(shape.groups) :], shape.groups, strict=True)
@@ -345,7 +358,7 @@ FORMS = (
     ("weekday", re.compile(WEEKDAY)), ("written_day_month", DAY_MONTH), ("iso", ISO), ("numeric", NUMERIC),
     ("days", DAYS_RANGE),
     ("year_month", MONTH_OF_YEAR), ("years", YEARS), ("decade", DECADE), ("length", LENGTH),
-    ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS),
+    ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS), ("zone", ZONE),
 )  # fmt: skip
 """The shapes that only English writes, in the order to try them."""
 
@@ -361,5 +374,5 @@ def say(day_first: bool) -> dict[str, Say]:
         "year_month": say_month_of_year, "expiry": say_month_of_year, "years": say_years,
         "decade": say_decade, "length": say_duration,
         "clock": say_clock, "duration": say_clock_length, "time_range": say_time_range, "time": say_time,
-        "hours": say_hours,
+        "hours": say_hours, "zone": say_zone,
     }  # fmt: skip

@@ -6,7 +6,7 @@ import re
 
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.patterns import COMMA_AMOUNT, NUMBER, from_comma
-from telephony_tts.text.reader import Shape
+from telephony_tts.text.reader import Say, Shape
 
 # What is written: one, many, a hundredth, hundredths. A "~" is where a plural has an s.
 _TABLE = """
@@ -181,3 +181,13 @@ def say_rand(shape: Shape) -> str | None:
 
 def say_rupiah(shape: Shape) -> str | None:
     return say_amount(shape.found["number"].replace(".", ""), "", "IDR") if shape.found else None
+
+
+FORMS = (
+    ("rand", RAND), ("rupiah", RUPIAH), ("money_with_comma", WITH_COMMA), ("money", MONEY), ("money_behind", BEHIND),
+)  # fmt: skip
+"""The shapes that only English writes, in the order to try them."""
+SAY: dict[str, Say] = {
+    "rand": say_rand, "rupiah": say_rupiah, "money_with_comma": say_with_comma, "money": say_money,
+    "money_behind": say_money_behind,
+}  # fmt: skip

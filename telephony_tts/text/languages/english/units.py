@@ -1,12 +1,16 @@
-"""English units of measure, and nouns that a number surely counts."""
+"""English units of measure, nouns that a number surely counts, sizes and other quantities."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from telephony_tts.text.languages.english import numbers as en
-from telephony_tts.text.languages.english.money import forms, is_adjective
-from telephony_tts.text.reader import Shape
+from telephony_tts.text.languages.english.evidence import names_code
+from telephony_tts.text.languages.english.money import forms, is_adjective, say_scale
+from telephony_tts.text.languages.english.words import STREET_WORD
+from telephony_tts.text.patterns import NUMBER, from_comma, vulgar_fraction
+from telephony_tts.text.reader import Say, Shape
 
 _TABLE = """
 kg kgs Kg KG ㎏: kilogram~|g gm: gram~|mg ㎎: milligram~|µg μg mcg: microgram~|ng: nanogram~|lb lbs: pound~|oz: ounce~
@@ -47,20 +51,18 @@ _SURE = (
     "billion|"
     "trillion|lakhs?|crores?|square|feet|foot|inches|calories|copies"
 )
-_STREETS = "St|Ave|Rd|Road|Blvd|Dr|Lane|Ln|Way|Pl|Ct"
 UNIT = re.compile(
     rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
     r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
     r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
     r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger|hookup)s?\b))(?![A-Za-z0-9²³'’-])"
-    rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{_STREETS})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
+    rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{STREET_WORD})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
     r"|\s?(?P<inches>in)(?:\.(?=\s[a-z]|[,;:])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
     r"|\s(?:of\s(?:rain|snow)|monitor|screen|display|laptop|tv)\b))"
 )
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
-LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
-PER_UNIT = re.compile(rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLh])(?<!\spp)(?:\.(?=,|\s[a-z]))?(?![\w²³'’-]|\.\w)")
+_LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
 _MILLIONS = re.compile(r"\s(?:users|people|customers|members|subscribers|views|downloads|visitors|accounts|homes)\b")
 
 
@@ -83,3 +85,156 @@ def say_measured(shape: Shape, said: str, is_one: bool) -> str:
 
 def say_quantity(shape: Shape, number: str) -> str:
     return say_measured(shape, en.number(number), number == "1")
+
+
+def _say_size(shape: Shape) -> str:
+    """ "8.5 x 11", "3 x 50mg", "5 x 3 = 15"."""
+    numbers = re.split(r" ?[x×X*] ?", shape.written)
+    written = shape.unit and (shape.unit["written"] or shape.unit["tight"])
+    is_product = "*" in shape.written or re.match(r"\s?=", shape.right) or (written and written not in _LENGTHS)
+    first = [en.number(number) for number in numbers[:-1]]
+    said = (" times " if is_product else " by ").join([*first, say_quantity(shape, numbers[-1])])
+    if shape.unit is not None or (inches := _INCHES_OF_SIZE.match(shape.right)) is None:
+        return said
+    shape.end += inches.end()
+    return f"{said} {'inch' if inches['noun'] else 'inches'}"
+
+
+_INCHES_OF_SIZE = re.compile(
+    r"\s?in(?:(?=\.?(?:\s*$|[,;:)])|\.\s[A-Z]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))"
+)
+
+
+def _say_mixed_fraction(shape: Shape) -> str | None:
+    """ "2 1/2", "2½"."""
+    parts = tuple(map(int, shape.groups[1:]))
+    top, bottom = parts or vulgar_fraction(unicodedata.numeric(shape.written[-1])) or (0, 0)
+    if not 0 < top < bottom:
+        return None
+    return f"{en.number(shape.groups[0])} and {'a half' if bottom == 2 else en.fraction(top, bottom)}"
+
+
+def _say_height(shape: Shape) -> str:
+    feet, inches = (int(group) for group in shape.groups)
+    if shape.written[-1].isdigit():
+        return f"{en.cardinal(feet)} {en.cardinal(inches)}"
+    said = f"{en.cardinal(feet)} {'foot' if feet == 1 else 'feet'}"
+    return f"{said} {en.cardinal(inches)} {'inch' if inches == 1 else 'inches'}"
+
+
+_SIZED = "tvs?|screens?|monitors?|laptops?|displays?|tablets?|televisions?|pizzas?|pipes?|wheels?|rims?|models?"
+_SIZED_BEHIND = re.compile(rf"\s(?:(?:and|or|to) (?:an? )?[0-9.]+[\"″”]\s)?(?:{_SIZED}|ones?)\b", re.IGNORECASE)
+_SIZED_BEFORE = re.compile(rf"\b(?:{_SIZED}|measures?|size|diagonal|width|height|length|depth)\b", re.IGNORECASE)
+_OPEN_QUOTE = re.compile(r"(?<![\w.,!?%)])[\"“][^\"“”]*$")
+_N_QUOTED = 200
+"""An opening quotation mark is looked for in so many characters."""
+
+
+def _say_inches(shape: Shape) -> str | None:
+    """ "a 15.6\" laptop", "The TV is 55\"", "a 3/4\" pipe"; behind an opening quotation mark it is the closing one.
+
+    At the end of a sentence the opening one may stand in the sentence before.
+    """
+    quoted = shape.text[max(0, shape.start - _N_QUOTED) : shape.start]
+    is_measured = re.match(r"\s[A-Za-z]|,\s[a-z]", shape.right) or _SIZED_BEFORE.search(shape.left)
+    if _OPEN_QUOTE.search(quoted) or not is_measured:
+        return None
+    numbers = [int(group) for group in shape.groups]
+    is_fraction = "/" in shape.written
+    if is_fraction and len(numbers) == 2:
+        return f"{en.fraction(*numbers)} inch"
+    parts = re.split("[-–]", shape.written[:-1])
+    said = _say_mixed_fraction(shape) if is_fraction else " to ".join(map(en.number, parts))
+    is_one = said == "one" or _SIZED_BEHIND.match(shape.right) or is_adjective(shape, shape.end)
+    return said and f"{said} {'inch' if is_one else 'inches'}"
+
+
+_THING = re.compile(r"\s(?!(?:per|an?|daily|weekly|each|every|or|and|the|in|at|is|as|more|faster|speed|zoom)\b)[a-z]")
+_LIST = re.compile(r"[0-9] ?x(?: [a-z]+){1,2}(?:,| and) [0-9] ?x\b")
+
+
+def _say_times(shape: Shape) -> str | None:
+    """ "3x", "3 x $5"; of things, in "2 x Large Fries", "1x curry" and lists, only the number is said."""
+    number = re.sub(r"\s?[xX×]", "", shape.written)
+    if shape.written[-1] == "X" and names_code(shape):
+        return None  # bus 38X
+    is_listed = number == "1" or _LIST.search(shape.left + shape.written + shape.right)
+    if (is_listed and _THING.match(shape.right)) or (" " in shape.written and re.match(r"\s[A-Z]", shape.right)):
+        return en.number(number)
+    return f"{en.number(number)} time{'' if number == '1' else 's'}"
+
+
+def _say_big(shape: Shape) -> str | None:
+    """ "10k", "100K"; "4K" and "14K" are names, and a lamp has 2700K."""
+    found = shape.found
+    if found is None or (found["scale"] == "K" and len(found["number"]) < 3):
+        return None
+    if found["scale"] == "K" and re.fullmatch("[0-9],?[0-9]{3}", found["number"]):
+        return f"{en.number(found['number'])} kelvin"
+    return f"{en.number(found['number'])} {say_scale(found['scale'])}"
+
+
+def _say_comma_quantity(shape: Shape) -> str | None:
+    """ "12,5 %", "1,5 GB", "3,5 million". With two digits after the comma it may be a list."""
+    found = shape.found
+    unit = shape.unit
+    if found is None or (unit is None and not found["first"]) or (unit and (unit["weak"] or unit["tight"])):
+        return None
+    said = en.number(from_comma(found["number"]))
+    if found["first"]:
+        said = f"{en.number(from_comma(found['first']))} to {said}"
+    return say_measured(shape, said, is_one=False)
+
+
+def _say_decimal(shape: Shape) -> str:
+    said = f"point {en.digits(shape.written)}"
+    return say_measured(shape, said, is_one=False)
+
+
+_SIDES = {"W": " wide", "D": " deep", "H": " high", "L": " long", None: ""}
+_SIDE = rf"(?P<number>(?>{NUMBER}))\s?(?P<unit>[\"″'′]|cm|mm|m|in|ft)(?:\s?(?P<side>[WDHL])(?![A-Za-z0-9]))?"
+_ANY_SIDE = re.sub(r"\?P<[a-z]+>", "?:", _SIDE)
+_SIZE_NAMES = {'"': ("inch", "inches"), "″": ("inch", "inches"), "in": ("inch", "inches"), "'": ("foot", "foot")}
+
+
+def _say_sizes(shape: Shape) -> str:
+    """ "55cm x 40cm x 20cm", "10'x12'", "48\" W x 24\" D"."""
+    said = []
+    for side in re.finditer(_SIDE, shape.written):
+        one, many = _SIZE_NAMES.get(side["unit"].replace("′", "'")) or UNITS[side["unit"]]
+        said.append(f"{en.number(side['number'])} {one if side['number'] == '1' else many}{_SIDES[side['side']]}")
+    return " by ".join(said)
+
+
+def _say_per_unit(shape: Shape) -> str | None:
+    """ "per kWh", "a kWh"."""
+    return shape.found and f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}"
+
+
+FORMS = (
+    ("comma_quantity", re.compile(
+        r"(?<![0-9.,])(?:(?P<first>[0-9]{1,3},[0-9])\s?(?:-|–|\bto\b)\s?)?(?P<number>[0-9]{1,3},[0-9])(?![0-9]|"
+        r"[.,-][0-9])"
+    )),
+    ("sizes", re.compile(rf"{_ANY_SIDE}(?:\s?[x×X]\s?{_ANY_SIDE}){{1,3}}(?![A-Za-z0-9])")),
+    ("inches", re.compile(
+        r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|(?:[0-9]{1,3}[-–])?[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]"
+    )),
+    ("mixed_fraction", re.compile(r"[0-9]{1,6}(?:[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])|\s?[¼-¾⅐-⅞])")),
+    ("height", re.compile(
+        r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
+        r"[0-9])(?![0-9'])"
+    )),
+    ("per_unit", re.compile(
+        rf"(?:[Pp]er|a(?=\skWh))\s(?P<unit>{_ANY}|[gmLh])(?<!\spp)(?:\.(?=,|\s[a-z]))?(?![\w²³'’-]|\.\w)"
+    )),
+    ("big", re.compile(rf"(?P<number>(?>{NUMBER}))(?P<scale>[kKM](?![A-Za-z0-9])|bn(?![A-Za-z0-9]))")),
+    ("times", re.compile(rf"(?>{NUMBER})(?:[xX×](?![A-Za-z0-9])|\s[xX×](?=\s[A-Za-z$€£₹]))")),
+    ("decimal", re.compile(r"(?<![A-Za-z0-9.])\.[0-9]+")),
+)  # fmt: skip
+"""The shapes that only English writes, in the order to try them."""
+SAY: dict[str, Say] = {
+    "comma_quantity": _say_comma_quantity, "size": _say_size, "sizes": _say_sizes, "inches": _say_inches,
+    "mixed_fraction": _say_mixed_fraction, "height": _say_height, "per_unit": _say_per_unit, "big": _say_big,
+    "times": _say_times, "decimal": _say_decimal,
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""English abbreviations as words: titles, streets, notes, roman numerals."""
+"""English abbreviations as words: titles, streets and their houses, notes, roman numerals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from telephony_tts.text.languages.english import numbers as en
 from telephony_tts.text.languages.english.evidence import any_case, is_counted
-from telephony_tts.text.reader import Shape
+from telephony_tts.text.reader import Say, Shape
 
 _BEFORE_NAMES = """
 mr.: Mister|mrs.: Missus|ms.: Miz|prof.: Professor|lt.: Lieutenant|col.: Colonel|capt.: Captain|sgt.: Sergeant
@@ -71,26 +71,31 @@ RULERS = "King|Queen|Pope|Prince|Emperor|Saint"
 
 WITHOUT_STOP = "|".join(written for written in _WORDS if re.fullmatch("[a-z–-]{2,}", written))
 """What is an abbreviation without a full stop or a slash."""
-WORD = re.compile(rf"(?<![A-Za-z0-9.])(?:{_ANY})(?![A-Za-z])(?!(?<!\.)['’])", re.IGNORECASE)
-STREET = re.compile(rf"(?:{'|'.join(_STREETS)})(?![A-Za-z'’])\.?")
-NUMERO = re.compile(r"Nos?\s(?=[0-9]{1,6}(?![0-9]))")
-DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
-DIRECTION = re.compile(
-    r"[NSEW]\.(?=\sof\b)|(?<=[0-9] )[NS]?[NSEW]\.?(?=\s(?:[A-Z][a-z]+|[0-9]{1,3}(?:st|nd|rd|th))\s"
-    r"(?:St|Street|Ave|Avenue|Rd|Road|Blvd|Boulevard|Dr|Drive|Ln|Lane|Way|Pl|Place|Ct|Court)\b)"
+STREET_WORD = "St|Street|Ave|Avenue|Road|Rd|Drive|Lane|Ln|Blvd|Boulevard|Way|Court|Place|Pkwy|Parkway"
+_NAMED_STREET = rf"(?:\s[NSEW]\.?)?(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{STREET_WORD})\b"
+_NUMBERED_STREET = re.compile(
+    rf"\s(?:[0-9]{{1,3}}(?:st|nd|rd|th)|First|Second|Third|Fourth|Fifth|Sixth|Seventh|Eighth|Ninth)\s(?:{STREET_WORD})\b"
 )
-ROMAN = re.compile(
+_WORD = re.compile(rf"(?<![A-Za-z0-9.])(?:{_ANY})(?![A-Za-z])(?!(?<!\.)['’])", re.IGNORECASE)
+_STREET = re.compile(rf"(?:{'|'.join(_STREETS)})(?![A-Za-z'’])\.?")
+_NUMERO = re.compile(r"Nos?\s(?=[0-9]{1,6}(?![0-9]))")
+_DIRECTIONS = {"N": "north", "S": "south", "E": "east", "W": "west"}
+_DIRECTION = re.compile(
+    r"[NSEW]\.(?=\sof\b)|(?<=[0-9] )[NS]?[NSEW]\.?(?=\s(?:[A-Z][a-z]+|[0-9]{1,3}(?:st|nd|rd|th))\s"
+    rf"(?:{STREET_WORD}|Dr|Pl|Ct)\b)"
+)
+_ROMAN = re.compile(
     rf"(?P<noun>(?:{NUMBERED}|(?P<ruler>{RULERS})(?:\s[A-Z][a-z]+){{1,2}})\s)"
     r"(?P<numeral>VIII|VII|III|XII|IV|VI|IX|XI|II|I|V|X)(?![A-Za-z0-9'’-]|\.[A-Za-z])"
 )
 """A roman numeral behind a noun that is numbered, or behind the name of a ruler."""
-HYPHENATED = re.compile(
+_HYPHENATED = re.compile(
     r"(?:(?:mid|pre|post)-(?=(?:[12][0-9]{2}0|[1-9]0)['’]?s(?![0-9A-Za-z]))|(?:under|over)-(?=[1-9][0-9]?s(?![0-9A-Za-z])))",
     re.IGNORECASE,
 )
 
 
-def say_word(shape: Shape) -> str | None:
+def _say_word(shape: Shape) -> str | None:
     written, lower = shape.written, shape.written.lower()
     if lower in ("max.", "min.") and not re.match(r"\s(?:of\b|[0-9$€£₹])", shape.right):
         return None
@@ -108,7 +113,7 @@ def say_word(shape: Shape) -> str | None:
     return _WORDS[lower] + ("." if ends else "")
 
 
-def say_street(shape: Shape) -> str | None:
+def _say_street(shape: Shape) -> str | None:
     """ "123 Main St", "5th Ave", "Oak Dr and"; "Dr. Lee", "your Dr." and "St. Mary"."""
     word = shape.written.rstrip(".")
     has_stop = len(shape.written) > len(word)
@@ -128,7 +133,7 @@ def say_street(shape: Shape) -> str | None:
     return _STREETS[word] + end if has_stop and word not in ("Ct", "Pl", "Fl") else None
 
 
-def say_roman(shape: Shape) -> str | None:
+def _say_roman(shape: Shape) -> str | None:
     found = shape.found
     number = _ROMANS[found["numeral"]] if found else 0
     said = en.cardinal(number)
@@ -137,8 +142,39 @@ def say_roman(shape: Shape) -> str | None:
     return found and found["noun"] + said
 
 
-def say_numero(shape: Shape) -> str | None:
+def _say_numero(shape: Shape) -> str | None:
     """ "No 1 in the queue"; but not of "No 5 minute wait"."""
     number = re.match("[0-9]+", shape.right)
     after = Shape("number", shape.text, shape.end, shape.end + (number.end() if number else 0))
     return None if is_counted(after) or re.match(r"[0-9]+ (?:minute|hour|day|people)", shape.right) else "number"
+
+
+def _say_house_number(shape: Shape) -> str | None:
+    """ "1600 Pennsylvania Avenue" is read in pairs of digits; "350 5th Avenue" too, with a pause: it is not 355th."""
+    written, joint = shape.written, "," if _NUMBERED_STREET.match(shape.right) else ""
+    first, last = int(shape.groups[0]), int(shape.groups[-1])
+    if "-" in written:  # "48-02 Vernon Blvd" and "31-10 47th Ave"; "10-12 Main St" are two houses
+        return en.pair(first, last) + joint if joint or last <= max(9, first) else None
+    if written[0] == "0":
+        return None
+    said = en.pair(*divmod(first, 100)) if len(written) == 3 else en.year(first)
+    return (en.digits(written) if len(written) > 4 else said) + joint
+
+
+FORMS = (
+    ("roman", _ROMAN), ("street", _STREET), ("word", _WORD), ("numero", _NUMERO),
+    ("direction", _DIRECTION), ("hyphenated", _HYPHENATED),
+    ("house_number", re.compile(
+        rf"(?:[0-9]{{1,5}}|[0-9]{{1,3}}-[0-9]{{2}})(?={_NUMBERED_STREET.pattern})"
+        rf"|[0-9]{{4}}(?=\s[NS][EW]{_NUMBERED_STREET.pattern})"
+        rf"|[0-9]{{1,3}}-[0-9]{{2}}(?={_NAMED_STREET})"
+        rf"|[0-9]{{4}}(?=(?:\s[A-Z][a-z]{{1,20}}){{1,3}}\s(?:{STREET_WORD})\b)"
+    )),
+)  # fmt: skip
+"""The shapes that only English writes, in the order to try them."""
+SAY: dict[str, Say] = {
+    "roman": _say_roman, "street": _say_street, "word": _say_word, "numero": _say_numero,
+    "house_number": _say_house_number,
+    "direction": lambda shape: "".join(_DIRECTIONS[letter] for letter in shape.written.rstrip(".")),
+    "hyphenated": lambda shape: shape.written[:-1] + " ",
+}  # fmt: skip
