@@ -267,7 +267,7 @@ def _after_abbreviation(view: View, run: Run, token: str, kind: Kind) -> bool:
     if char.isdigit():
         return kind is Kind.TIME and not _is_fronted(view, run)
     if not char.isupper():
-        return char != "" and kind in (Kind.TIME, Kind.ENDABLE) and char not in "(["
+        return char != "" and kind in (Kind.TIME, Kind.ENDABLE) and char not in "([@&+="
     word = view.word(place)
     follower = view.at(place + len(word))
     if follower == "." and ((len(word) == 1 and word != "I") or (kind is Kind.REFERENCE and word in ("No", "Nos"))):

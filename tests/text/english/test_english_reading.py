@@ -30,6 +30,7 @@ def heard(text: str) -> str:
 def test_reading(written: str, spoken: str) -> None:
     said = normalize(written, "en")
     assert heard(said) == heard(spoken)
+    assert heard(read_in_pieces([written], "en")) == heard(spoken), "no sentence ends inside"
     assert not UNREAD.search(said), said
 
 

@@ -91,7 +91,7 @@ def kind(word: str, *, after_number: bool) -> Kind:
         return Kind.ENDABLE
     if lower in _LINKS or (lower in _TITLES and word[0].isupper()):
         return Kind.TITLE
-    is_note = lower in _BEFORE_NUMBERS and (word.istitle() or lower in ("max", "min", "qty", "arr", "dep"))
+    is_note = lower in _BEFORE_NUMBERS and (word.istitle() or lower in ("max", "min", "qty", "arr", "dep", "exp"))
     if lower in _REFERENCES or is_note:
         return Kind.REFERENCE
     if lower in _ENDABLE:
