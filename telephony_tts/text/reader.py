@@ -74,12 +74,16 @@ _N_AMOUNT = 16
 """An amount has at most so many digits; longer numbers cannot be said as one."""
 
 
+_NO_FORM = next(re.finditer("", ""))
+"""The match of a sign, which has no form."""
+
+
 @dataclass(slots=True)
 class Shape:
     """A shape in `text[start:end]`, its digit groups, and what is written around it.
 
     `unit` is the match of the language's unit behind it. `before` is the last shape with digits before this one.
-    `found` is the match of its form.
+    `found` is the match of its form; that of a sign is empty.
     """
 
     form: str
@@ -92,7 +96,7 @@ class Shape:
     right: str = ""
     before: Shape | None = None
     kind: str = ""
-    found: re.Match[str] | None = None
+    found: re.Match[str] = _NO_FORM
 
     @property
     def written(self) -> str:

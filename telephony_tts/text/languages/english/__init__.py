@@ -27,10 +27,6 @@ def _say_amount(shape: Shape) -> str | None:
     return sign + say_quantity(shape, number)
 
 
-def _say_year(shape: Shape) -> str | None:
-    return en.year(int(shape.written)) if shape.unit is None and shape.written.isdigit() else None
-
-
 _OPEN = re.compile(rf"(?:{dates.WEEKDAY}|day|open|from|hours)[,:]?\s$", re.IGNORECASE)
 _SECTION = re.compile(r"(?:§|\bsection)\s?$", re.IGNORECASE)
 """Before the number of a paragraph: "§12-4" is not a range."""
@@ -82,10 +78,6 @@ def _say_pair(shape: Shape) -> str | None:
     return say_measured(shape, (" over " if is_pressure else ", ").join(numbers), is_one=False)
 
 
-def _say_rating(shape: Shape) -> str:
-    return " out of ".join(en.number(part) for part in shape.written.split("/"))
-
-
 def _say_fraction(shape: Shape) -> str | None:
     rating = EVIDENCE["rating"].behind
     if rating is not None and rating.match(shape.right):
@@ -94,11 +86,9 @@ def _say_fraction(shape: Shape) -> str | None:
     return say_measured(shape, said, is_one=True)
 
 
-def _say_formula(shape: Shape) -> str | None:
+def _say_formula(shape: Shape) -> str:
     """ "x^2", "10^-6", r"\\frac{1}{2}"."""
     found = shape.found
-    if found is None:
-        return None
     if found["top"]:
         return en.fraction(int(found["top"]), int(found["bottom"]))
     base = found["base"] if found["base"].isalpha() else en.number(found["base"])
@@ -138,9 +128,11 @@ ENGLISH = reader.Tables(
     evidence=EVIDENCE,
     say={
         **words.SAY, **codes.SAY, **money.SAY, **dates.say(day_first=False), **units.SAY,
-        "amount": _say_amount, "year": _say_year, "ordinal": _say_ordinal, "formula": _say_formula,
+        "amount": _say_amount, "ordinal": _say_ordinal, "formula": _say_formula,
         "range": _say_range, "measured_range": _say_measured_range, "ratio": _say_ratio, "pair": _say_pair,
-        "rating": _say_rating, "fraction": _say_fraction, "hundreds": lambda shape: "hundreds",
+        "fraction": _say_fraction, "hundreds": lambda shape: "hundreds",
+        "year": lambda shape: en.year(int(shape.written)) if shape.written.isdigit() else None,
+        "rating": lambda shape: " out of ".join(en.number(part) for part in shape.written.split("/")),
         "always": lambda shape: " ".join(en.number(group) for group in shape.groups),
     },
     signs=say_sign,

@@ -37,7 +37,7 @@ def _say_address(say: Callable[[re.Match[str]], str | None]) -> Say:
     """The names of countries at the end are spelled: "dot A. U"."""
 
     def say_address(shape: Shape) -> str | None:
-        said = say(shape.found) if shape.found else None
+        said = say(shape.found)
         return said and _TWO_LETTER_NAMES.sub(lambda name: en.letters(name.group()), said)
 
     return say_address
@@ -164,17 +164,6 @@ def _say_place(text: str) -> str:
     return " ".join(en.number(part) if part.isdigit() else en.letters(part) for part in _PART.findall(text))
 
 
-def _say_named(shape: Shape) -> str | None:
-    """ "iOS17.4", "PM2.5"."""
-    found = shape.found
-    return found and f"{_say_run(found['name'], False, False)} {en.number(found['number'])}"
-
-
-def _say_slashed_code(shape: Shape) -> str | None:
-    """ "ABC/123/45", "H/12345"."""
-    return " slash ".join(en.digits(part) if part.isdigit() else part for part in shape.written.split("/"))
-
-
 _THINGS = re.compile(
     r"\s(?:customers|orders|users|tickets|messages|stores|results|members|visitors|employees|products|parcels)\b"
 )
@@ -183,12 +172,6 @@ _THINGS = re.compile(
 def _say_emergency(shape: Shape) -> str | None:
     """911 and 999 are telephone numbers wherever they count nothing."""
     return None if shape.unit is not None or _THINGS.match(shape.right) else en.digits(shape.written)
-
-
-def _say_vanity(shape: Shape) -> str | None:
-    """ "1-800-FLOWERS": the word stays, because people remember it."""
-    found = shape.found
-    return found and f"{en.groups(found['digits'])}, {found['words'].replace('-', ' ')}"
 
 
 _CLOTHES = "(?:[2-6]X[SL]|X{1,4}[SL]|[SML])"
@@ -233,9 +216,12 @@ FORMS = (
 """The shapes that only English writes, in the order to try them."""
 SAY: dict[str, Say] = {
     "email": _say_address(_SAY_EMAIL), "url": _say_address(_SAY_URL), "ip": _say_ip, "version": _say_version,
-    "code": _say_code, "airliner": _say_code, "mixed": _say_mixed, "named": _say_named,
-    "telephone": _say_telephone, "vanity": _say_vanity, "emergency": _say_emergency, "mask": _say_mask,
-    "keys": _say_keys, "hash": _say_hash, "slashed_code": _say_slashed_code,
+    "code": _say_code, "airliner": _say_code, "mixed": _say_mixed, "telephone": _say_telephone,
+    "emergency": _say_emergency, "mask": _say_mask, "keys": _say_keys, "hash": _say_hash,
+    # iOS17.4, 1-800-FLOWERS (people remember the word), ABC/123/45
+    "named": lambda shape: f"{_say_run(shape.found['name'], False, False)} {en.number(shape.found['number'])}",
+    "vanity": lambda shape: f"{en.groups(shape.found['digits'])}, {shape.found['words'].replace('-', ' ')}",
+    "slashed_code": lambda shape: " slash ".join(en.digits(part) or part for part in shape.written.split("/")),
     "grouped_code": lambda shape: ", ".join(en.letters(part) for part in re.split("[ :]", shape.written)),
     "letters": lambda shape: " to ".join(_say_place(part) for part in re.split("[-–]", shape.written)),
     "blood": lambda shape: f"{en.letters(shape.written[:-1])} {_RHESUS[shape.written[-1]]}",

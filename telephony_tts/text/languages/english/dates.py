@@ -117,7 +117,7 @@ def say_day(month: int, day: int, year: str = "", *, day_first: bool = False) ->
 
 def say_month_day(shape: Shape) -> str | None:
     found = shape.found
-    if found is None or (found["month"] in ("may", "mar") and not (found["suffix"] or found["year"])):
+    if found["month"] in ("may", "mar") and not (found["suffix"] or found["year"]):
         return None
     said = f"{_month(found['month'])} {en.ordinal(int(found['day']))}"
     if found["last"]:
@@ -127,7 +127,7 @@ def say_month_day(shape: Shape) -> str | None:
 
 def say_day_month(shape: Shape) -> str | None:
     found = shape.found
-    if found is None or (found["month"] == "may" and not found["suffix"]):
+    if found["month"] == "may" and not found["suffix"]:
         return None
     day = en.ordinal(int(found["day"]))
     if found["last"]:
@@ -137,14 +137,9 @@ def say_day_month(shape: Shape) -> str | None:
     return f"{said}, {full_year(found['year'])}" if found["year"] else said + stop(shape)
 
 
-def say_months(shape: Shape) -> str | None:
-    """ "Jan-Mar"."""
-    return shape.found and f"{_month(shape.found['first'])} to {_month(shape.found['last'])}"
-
-
 def say_month_year(shape: Shape) -> str | None:
     found = shape.found
-    if found is None or (found["short"] and found["month"][0].islower()):
+    if found["short"] and found["month"][0].islower():
         return None
     return f"{_month(found['month'])} {full_year(found['year'] or found['short'])}"
 
@@ -159,8 +154,6 @@ _OTHER_MONTH = re.compile(rf"\.?,?(?:\s(?:and|or|to|through|&)\s|[-–/&]|,\s){_
 def say_month(shape: Shape) -> str | None:
     """ "Sept." or "Oct" alone. Jan and Mar may be names."""
     found = shape.found
-    if found is None:
-        return None
     is_name = found["month"] in ("Jan", "Mar", "Jun", "Jul", "Dec")
     before_word = found["stop"] and re.match(r"\s[a-z0-9]", shape.right)
     named = _NAMED_MONTH.search(shape.left) or _OTHER_MONTH.match(shape.text, shape.start + 3)
@@ -195,18 +188,16 @@ _DAY_PRECEDES = re.compile(
 )
 
 
-def say_weekdays(shape: Shape) -> str | None:
-    found = shape.found
-    return found and f"{WEEKDAYS[found['first'][:3].lower()]} to {WEEKDAYS[found['last'][:3].lower()]}{stop(shape)}"
-
-
-def say_iso(shape: Shape) -> str | None:
-    return say_day(int(shape.groups[1]), int(shape.groups[2]), shape.groups[0]) if int(shape.groups[1]) <= 12 else None
+def say_weekdays(shape: Shape) -> str:
+    first, last = (WEEKDAYS[shape.found[key][:3].lower()] for key in ("first", "last"))
+    return f"{first} to {last}{stop(shape)}"
 
 
 def say_numeric(shape: Shape, *, day_first: bool) -> str | None:
-    """A date in digits. With dots it has the day first everywhere."""
+    """A date in digits. With dots it has the day first everywhere, and a year of four digits may come first."""
     first, second, year = shape.groups
+    if len(first) == 4:
+        return say_day(int(second), int(year), first) if int(second) <= 12 else None
     has_dots = "." in shape.written
     if "-" in shape.written and names_code(shape):
         return None
@@ -241,8 +232,6 @@ def say_month_of_year(shape: Shape) -> str | None:
 def say_years(shape: Shape) -> str | None:
     """ "2010-2015", "2026/27"."""
     found = shape.found
-    if found is None:
-        return None
     if len(found["last"]) == 2 and (int(found["last"]) != int(found["first"]) % 100 + 1 or names_code(shape)):
         return None
     return f"{en.year(int(found['first']))} to {full_year(found['last'])}"
@@ -288,7 +277,7 @@ def _stop_of_time(shape: Shape) -> str:
 def say_time(shape: Shape) -> str | None:
     """ "3 PM", "9.30 am", "14:20 hrs", "8.15 tonight"."""
     found = shape.found
-    if found is None or (found["short"] and found["minute"] is None):
+    if found["short"] and found["minute"] is None:
         return None
     hour, meridiem = int(found["hour"]), _meridiem(found["meridiem"] or found["short"])
     if hour > 12:
@@ -305,11 +294,9 @@ def say_clock(shape: Shape) -> str | None:
     return _clock(int(hour), int(minute), second, "") if int(hour) <= 24 else None
 
 
-def say_time_range(shape: Shape) -> str | None:
+def say_time_range(shape: Shape) -> str:
     """ "9-5pm", "9-11:30 am": only the second number shows that the first is a time."""
     found = shape.found
-    if found is None:
-        return None
     last = _clock(int(found["hour"]), int(found["minute"] or "0"), "", _meridiem(found["meridiem"]))
     first = en.cardinal(int(found["first"]))
     if found["first_minute"]:
@@ -330,8 +317,7 @@ _PARTS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
 
 def say_duration(shape: Shape) -> str | None:
     """ "2h 35m"."""
-    found = shape.found
-    parts = [(int(found[key]), name) for key, name in _PARTS if found[key]] if found else []
+    parts = [(int(shape.found[key]), name) for key, name in _PARTS if shape.found[key]]
     if len(parts) < 2:
         return None
     singular = is_adjective(shape, shape.end)
@@ -355,7 +341,7 @@ def say_clock_length(shape: Shape) -> str:
 FORMS = (
     ("written_month_day", MONTH_DAY), ("months", MONTHS_RANGE), ("month_year", MONTH_YEAR), ("month", MONTH_ALONE),
     ("weekdays", re.compile(rf"(?P<first>{WEEKDAY})(?:\s?[-–]\s?|\sto\s)(?P<last>{WEEKDAY})", re.IGNORECASE)),
-    ("weekday", re.compile(WEEKDAY)), ("written_day_month", DAY_MONTH), ("iso", ISO), ("numeric", NUMERIC),
+    ("weekday", re.compile(WEEKDAY)), ("written_day_month", DAY_MONTH), ("numeric", ISO), ("numeric", NUMERIC),
     ("days", DAYS_RANGE),
     ("year_month", MONTH_OF_YEAR), ("years", YEARS), ("decade", DECADE), ("length", LENGTH),
     ("time_range", TIME_RANGE), ("time", TIME), ("hours", HOURS), ("zone", ZONE),
@@ -367,12 +353,11 @@ def say(day_first: bool) -> dict[str, Say]:
     return {
         "month_day": partial(say_day_slash, day_first=day_first),
         "day_month": partial(say_day_slash, day_first=day_first),
-        "written_month_day": say_month_day, "months": say_months,
-        "month_year": say_month_year, "month": say_month, "weekdays": say_weekdays, "weekday": say_weekday,
-        "written_day_month": say_day_month, "iso": say_iso, "numeric": partial(say_numeric, day_first=day_first),
-        "days": partial(say_days, day_first=day_first),
-        "year_month": say_month_of_year, "expiry": say_month_of_year, "years": say_years,
-        "decade": say_decade, "length": say_duration,
-        "clock": say_clock, "duration": say_clock_length, "time_range": say_time_range, "time": say_time,
-        "hours": say_hours, "zone": say_zone,
+        "numeric": partial(say_numeric, day_first=day_first), "days": partial(say_days, day_first=day_first),
+        "written_month_day": say_month_day, "written_day_month": say_day_month, "month_year": say_month_year,
+        "months": lambda shape: f"{_month(shape.found['first'])} to {_month(shape.found['last'])}",
+        "month": say_month, "weekdays": say_weekdays, "weekday": say_weekday,
+        "year_month": say_month_of_year, "expiry": say_month_of_year, "years": say_years, "decade": say_decade,
+        "length": say_duration, "clock": say_clock, "duration": say_clock_length, "time_range": say_time_range,
+        "time": say_time, "hours": say_hours, "zone": say_zone,
     }  # fmt: skip

@@ -123,8 +123,6 @@ def say_amount(written: str, scale: str, currency: str, is_adjective: bool = Fal
 
 def say_money(shape: Shape) -> str | None:
     found = shape.found
-    if found is None:
-        return None
     currency, scale = found["code"] or found["currency"], found["scale"] or ""
     first, last = found["first"], found["last"]
     if first.startswith("."):
@@ -148,10 +146,8 @@ def _value(written: str) -> float:
     return float(written.replace(",", ""))
 
 
-def say_money_behind(shape: Shape) -> str | None:
+def say_money_behind(shape: Shape) -> str:
     found = shape.found
-    if found is None:
-        return None
     if found["currency"] == "¢":
         return f"{en.number(found['first'])} {'cent' if found['first'] == '1' else 'cents'}"
     adjective = is_adjective(shape, shape.end)
@@ -162,7 +158,7 @@ def say_money_behind(shape: Shape) -> str | None:
 def say_with_comma(shape: Shape) -> str | None:
     """ "1.299,00 €", "€49,90-59,90", "49,90 euros"."""
     found = shape.found
-    if found is None or not (found["before"] or found["behind"]):
+    if not (found["before"] or found["behind"]):
         return None
     currency, first, last = (found["before"] or found["behind"]).strip(), found["first"], found["last"]
     if "," not in first and _PER_UNIT.match(shape.right):
@@ -174,13 +170,9 @@ def say_with_comma(shape: Shape) -> str | None:
 
 def say_rand(shape: Shape) -> str | None:
     """ "Your fee is R250": only where a price is named, because R250 may be a model or a room."""
-    if shape.found is None or not _PRICED.search(shape.left):
+    if not _PRICED.search(shape.left):
         return None
     return say_amount(shape.found["number"].replace(" ", ""), "", "ZAR")
-
-
-def say_rupiah(shape: Shape) -> str | None:
-    return say_amount(shape.found["number"].replace(".", ""), "", "IDR") if shape.found else None
 
 
 FORMS = (
@@ -188,6 +180,7 @@ FORMS = (
 )  # fmt: skip
 """The shapes that only English writes, in the order to try them."""
 SAY: dict[str, Say] = {
-    "rand": say_rand, "rupiah": say_rupiah, "money_with_comma": say_with_comma, "money": say_money,
+    "rand": say_rand, "money_with_comma": say_with_comma, "money": say_money,
     "money_behind": say_money_behind,
+    "rupiah": lambda shape: say_amount(shape.found["number"].replace(".", ""), "", "IDR"),
 }  # fmt: skip

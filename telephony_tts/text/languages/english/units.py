@@ -167,7 +167,7 @@ def _say_times(shape: Shape) -> str | None:
 def _say_big(shape: Shape) -> str | None:
     """ "10k", "100K"; "4K" and "14K" are names, and a lamp has 2700K."""
     found = shape.found
-    if found is None or (found["scale"] == "K" and len(found["number"]) < 3):
+    if found["scale"] == "K" and len(found["number"]) < 3:
         return None
     if found["scale"] == "K" and re.fullmatch("[0-9],?[0-9]{3}", found["number"]):
         return f"{en.number(found['number'])} kelvin"
@@ -178,16 +178,11 @@ def _say_comma_quantity(shape: Shape) -> str | None:
     """ "12,5 %", "1,5 GB", "3,5 million". With two digits after the comma it may be a list."""
     found = shape.found
     unit = shape.unit
-    if found is None or (unit is None and not found["first"]) or (unit and (unit["weak"] or unit["tight"])):
+    if (unit is None and not found["first"]) or (unit and (unit["weak"] or unit["tight"])):
         return None
     said = en.number(from_comma(found["number"]))
     if found["first"]:
         said = f"{en.number(from_comma(found['first']))} to {said}"
-    return say_measured(shape, said, is_one=False)
-
-
-def _say_decimal(shape: Shape) -> str:
-    said = f"point {en.digits(shape.written)}"
     return say_measured(shape, said, is_one=False)
 
 
@@ -204,11 +199,6 @@ def _say_sizes(shape: Shape) -> str:
         one, many = _SIZE_NAMES.get(side["unit"].replace("′", "'")) or UNITS[side["unit"]]
         said.append(f"{en.number(side['number'])} {one if side['number'] == '1' else many}{_SIDES[side['side']]}")
     return " by ".join(said)
-
-
-def _say_per_unit(shape: Shape) -> str | None:
-    """ "per kWh", "a kWh"."""
-    return shape.found and f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}"
 
 
 FORMS = (
@@ -235,6 +225,7 @@ FORMS = (
 """The shapes that only English writes, in the order to try them."""
 SAY: dict[str, Say] = {
     "comma_quantity": _say_comma_quantity, "size": _say_size, "sizes": _say_sizes, "inches": _say_inches,
-    "mixed_fraction": _say_mixed_fraction, "height": _say_height, "per_unit": _say_per_unit, "big": _say_big,
-    "times": _say_times, "decimal": _say_decimal,
+    "mixed_fraction": _say_mixed_fraction, "height": _say_height, "big": _say_big, "times": _say_times,
+    "decimal": lambda shape: say_measured(shape, f"point {en.digits(shape.written)}", is_one=False),
+    "per_unit": lambda shape: f"{shape.written.split()[0]} {UNITS[shape.found['unit']][0]}",
 }  # fmt: skip

@@ -133,13 +133,10 @@ def _say_street(shape: Shape) -> str | None:
     return _STREETS[word] + end if has_stop and word not in ("Ct", "Pl", "Fl") else None
 
 
-def _say_roman(shape: Shape) -> str | None:
-    found = shape.found
-    number = _ROMANS[found["numeral"]] if found else 0
-    said = en.cardinal(number)
-    if found and found["ruler"]:
-        said = f"the {en.ordinal(number).capitalize()}"
-    return found and found["noun"] + said
+def _say_roman(shape: Shape) -> str:
+    number = _ROMANS[shape.found["numeral"]]
+    is_ruler = shape.found["ruler"] is not None
+    return shape.found["noun"] + (f"the {en.ordinal(number).capitalize()}" if is_ruler else en.cardinal(number))
 
 
 def _say_numero(shape: Shape) -> str | None:
