@@ -35,8 +35,10 @@ _SECTION = re.compile(r"(?:§|\bsection)\s?$", re.IGNORECASE)
 def _say_range(shape: Shape) -> str | None:
     first, last = (part.strip() for part in re.split(r" ?[~∼〜–—-] ?", shape.written, maxsplit=1))
     has_more = "-" in last or "–" in last
-    if has_more or re.match("0[0-9]", first) or _SECTION.search(shape.left):
+    if has_more or re.match("0[0-9]", first) or re.match("0[0-9]", last) or _SECTION.search(shape.left):
         return None
+    if len(first) > 4 and first.isdigit() and names_code(shape):
+        return f"{en.digits(first)} to {en.digits(last)}"
     is_spaced = " " in shape.written and not _OPEN.search(shape.left)
     if (is_spaced and float(first.replace(",", "")) >= float(last.replace(",", ""))) or re.match(r"\s?=", shape.right):
         return f"{en.number(first)} minus {en.number(last)}"
@@ -68,7 +70,8 @@ def _say_pair(shape: Shape) -> str | None:
     if shape.written.isascii() and "." not in shape.written and sum(map(int, shape.groups)) == 100:
         return " ".join(numbers)  # "80/20"
     unit = shape.unit
-    if (unit is not None and unit["counted"]) or re.search(r"\b(?:unit|flat|apt\.?|lot)\s$", shape.left, re.IGNORECASE):
+    are_two = re.search(r"\b(?:unit|flat|apt\.?|lot|ports?)\s$", shape.left, re.IGNORECASE)
+    if are_two or (unit is not None and unit["counted"]):
         return ", ".join(numbers)
     if re.search(r"\b(?:tier|level|phase|grade)\s$", shape.left, re.IGNORECASE):
         return " or ".join(numbers)

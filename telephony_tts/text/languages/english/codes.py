@@ -123,6 +123,9 @@ def _say_mixed(shape: Shape) -> str | None:
         return f"{en.letters(text[0])} to {en.letters(text[2])}"
     if re.fullmatch(r"(?:mid|pre|post|early|late|FY)-?[12][0-9]{3}", text):
         return f"{runs[0]} {en.year(int(runs[1]))}"
+    if plural := re.fullmatch("(?:([A-Z])-?)?([0-9]{1,4})s", text):
+        digits = en.number(plural[2]) if len(plural[2]) < 3 else en.digits(plural[2])
+        return f"{en.letters(plural[1] or '')} {en.plural(digits)}".strip()
     if span := _SPAN.fullmatch(text):
         return f"{_say_place(span['first'] or span['start'])} to {_say_place(span['last'])}"
     has_zeros = any(len(group) > 1 and group[0] == "0" for group in shape.groups)

@@ -19,7 +19,7 @@ def any_case(words: str) -> str:
 
 
 _CODES = any_case(
-    r"codes?|pin|otp|pass ?codes?|passwords?|zip|postcode|pin ?code|ssn|social security|imei|vin|iban|pnr|cvv2?|cvc|"
+    r"codes?|pin|otp|pass ?codes?|passwords?|zips?|postcode|pin ?code|ssn|social security|imei|vin|iban|pnr|cvv2?|cvc|"
     r"sku|serial|tracking|ref\.?|reference|confirmation|routing|extension|ext\.?|ending in|ending with|ending|ends in|"
     r"ends with|ends|token|last [tfs2-6][a-z]{0,4}(?: digits)?|first [tfs2-6][a-z]{0,4} digits|license plate|plate|"
     r"passport|dial|ring|fax|mobile|mob\.?|cell|phone|telephone|tel\.?|hotline|helpline|verification|awb|isbn|mrn|npi|"
@@ -120,7 +120,9 @@ EVIDENCE: dict[str, Evidence] = {
         re.IGNORECASE,
     )),
     "clock": Evidence(near=re.compile(r"\b(?:at|by|since|from|until|till|before|after)\s$", re.IGNORECASE)),
-    "ratio": Evidence(near=re.compile(r"\b(?:ratio|odds|scale|score|won|lost|lead)\s(?:is\s|of\s)?$", re.IGNORECASE)),
+    "ratio": Evidence(near=re.compile(
+        r"\b(?:ratio|odds|scale|score|won|lost|lead|diluted?)\s(?:is\s|of\s|it\s)?$", re.IGNORECASE,
+    )),
 }  # fmt: skip
 _NEAR_CODE = EVIDENCE["code"].near
 

@@ -27,9 +27,9 @@ _PART_OF_DAY = re.compile(r"\b(?:noon|midnight|now|today)\s?$", re.IGNORECASE)
 _KEY_BEFORE = re.compile(r"(?:press|dial|hit|enter|the|or|and|then)\s?$", re.IGNORECASE)
 _PER = {
     "mo": "month", "yr": "year", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "kwh": "kilowatt hour",
-    "btl": "bottle", "qtr": "quarter",
+    "btl": "bottle", "qtr": "quarter", "nt": "night",
 }  # fmt: skip
-_PER_WORD = re.compile(r"\s?(?P<word>[A-Za-z]+[²³]?)(?![A-Za-z0-9])")
+_PER_WORD = re.compile(r"\s?(?P<word>[A-Za-z]+[²³]?)(?![A-Za-z0-9])(?:\.(?=[,;:)]|\s[a-z]))?")
 
 
 def say_sign(shape: Shape) -> str | None:
@@ -80,6 +80,8 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
         if before is not None and left[-1:].isspace() and (names_code(before) or _is_apart(before, right)):
             return None  # "Order no. 57 - 2x burger"
         return "and" if _BETWEEN.search(left) else "to"
+    if char == "–" and left[-1:].isalpha() and re.match("[0-9]{1,2}(?:st|nd|rd|th)", right):
+        return " to "  # "Pre-K–5th"
     if char == "~":
         return "about" if follows else ""
     return "minus" if char in "-–" and follows and not left[-1:].isalnum() and not right[:1].isspace() else None
@@ -131,7 +133,7 @@ def _say_slash(shape: Shape) -> str:
     if right.startswith("-") and not right[1:2].isalnum():
         shape.end += 1  # "Rs 1,899/-"
         return ""
-    if re.search(r"[0-9]V$", left) or re.match("-?[0-9]{1,3}(?:(?<=[0-9]{2})V| ?°)", right):
+    if re.search(r"[0-9]V$", left) or re.match("-?[0-9]{1,3}(?:(?<=[0-9]{2})V| ?°|%)", right):
         return ", "
     is_time = re.search(r"[0-9]\s?[ap]\.?m\.?(?P<zone>\s[A-Z]{1,3}T)?\s?$", left, re.IGNORECASE)
     if _SEAT_OR_DAY_BEFORE.search(left) and _SEAT_OR_DAY.match(right):
@@ -140,7 +142,7 @@ def _say_slash(shape: Shape) -> str:
         return ", " if is_time["zone"] else "or"
     is_quantity = _QUANTITY.search(left) and not is_time
     if is_quantity and word and word["word"] == "ea":
-        shape.end += word.end() + (re.match(r"\.\s[a-z]", shape.text[shape.end + word.end() :]) is not None)
+        shape.end += word.end()
         return "each"
     if is_quantity and word and (between == "" or len(between) < 14):
         unit = word["word"]

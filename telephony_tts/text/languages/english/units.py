@@ -27,7 +27,7 @@ MW: megawatt~|kWh KWh kwh kW·h: kilowatt hour~|MWh: megawatt hour~|Wh: watt hou
 mV: millivolt~|mA: milliamp~|mAh: milliamp hour~|Ω: ohm~|dB: decibel~|kPa: kilopascal~|A: amp~|hPa: hectopascal~
 psi: pound~ per square inch|kcal: kilocalorie~|kJ: kilojoule~|mmHg: millimeter~ of mercury|IU: international unit~
 mmol: millimole~|µmol μmol umol: micromole~|nmol: nanomole~|mol: mole~|mEq: milliequivalent~|pg: picogram~|U: unit~
-mIU: milli international unit~|pts: point~|cal: calorie~|lm: lumen~|qt qts: quart~|pt: pint~
+mIU: milli international unit~|pts: point~|cal: calorie~|lm: lumen~|btl: bottle~|qt qts: quart~|pt: pint~
 cu ft;cu. ft: cubic foot/cubic feet|bps: basis point~|Mb: megabit~|Gb: gigabit~|kg/m²: kilogram~ per square meter
 min mins: minute~|hr hrs h: hour~|sec secs s: second~|ms: millisecond~|wk wks: week~|yr yrs: year~
 mo mos mth mths: month~|m²;m2;m^2;㎡;sqm;sq m: square meter~|km² km2: square kilometer~|ppm: part~ per million
@@ -53,7 +53,7 @@ _SURE = (
 )
 UNIT = re.compile(
     rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
-    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
+    r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])(?<![0-9]{4}s)|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
     r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
     r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger|hookup)s?\b))(?![A-Za-z0-9²³'’-])"
     rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{STREET_WORD})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
@@ -94,14 +94,15 @@ def _say_size(shape: Shape) -> str:
     is_product = "*" in shape.written or re.match(r"\s?=", shape.right) or (written and written not in _LENGTHS)
     first = [en.number(number) for number in numbers[:-1]]
     said = (" times " if is_product else " by ").join([*first, say_quantity(shape, numbers[-1])])
-    if shape.unit is not None or (inches := _INCHES_OF_SIZE.match(shape.right)) is None:
+    inches = _INCHES_OF_SIZE.match(shape.right)
+    if shape.unit is not None or inches is None or (not inches.group().strip().isalpha() and _is_quoted(shape)):
         return said
     shape.end += inches.end()
     return f"{said} {'inch' if inches['noun'] else 'inches'}"
 
 
 _INCHES_OF_SIZE = re.compile(
-    r"\s?in(?:(?=\.?(?:\s*$|[,;:)])|\.\s[A-Z]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))"
+    r"\s?in(?:(?=\.?(?:\s*$|[,;:)])|\.\s[A-Z]|\s(?:and|or|by)\b)|(?=\s(?P<noun>prints?|photos?|frames?|box(?:es)?|posters?)\b))|[\"″]"
 )
 
 
@@ -130,14 +131,18 @@ _N_QUOTED = 200
 """An opening quotation mark is looked for in so many characters."""
 
 
+def _is_quoted(shape: Shape) -> bool:
+    """Whether a quotation mark behind the shape is the closing one."""
+    return _OPEN_QUOTE.search(shape.text, max(0, shape.start - _N_QUOTED), shape.start) is not None
+
+
 def _say_inches(shape: Shape) -> str | None:
     """ "a 15.6\" laptop", "The TV is 55\"", "a 3/4\" pipe"; behind an opening quotation mark it is the closing one.
 
     At the end of a sentence the opening one may stand in the sentence before.
     """
-    quoted = shape.text[max(0, shape.start - _N_QUOTED) : shape.start]
     is_measured = re.match(r"\s[A-Za-z]|,\s[a-z]", shape.right) or _SIZED_BEFORE.search(shape.left)
-    if _OPEN_QUOTE.search(quoted) or not is_measured:
+    if not is_measured or _is_quoted(shape):
         return None
     numbers = [int(group) for group in shape.groups]
     is_fraction = "/" in shape.written
