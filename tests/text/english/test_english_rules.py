@@ -202,7 +202,7 @@ ENGLISH = [
     ),
     ("Not a $5 or $10 fee", "Not a five dollar or ten dollar fee"),
     ("2 x Large Fries, 3 x 50mg, 3x Points", "two Large Fries, three times fifty milligrams, three times Points"),
-    ("10 / 2, $500/$1,000", "ten divided by two, five hundred dollars slash one thousand dollars"),
+    ("10 / 2, $500/$1,000", "ten divided by two, five hundred dollars, one thousand dollars"),
     # days and streets
     ("Sat 9am, Mon, Wed & Fri, the sun", "Saturday nine AM, Monday, Wednesday and Friday, the sun"),
     ("M-F 8-6, by 5 p.m. Pacific", "Monday to Friday eight to six, by five PM Pacific"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.english import codes, dates, money, units, words
 from telephony_tts.text.languages.english import numbers as en
-from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, names_code
+from telephony_tts.text.languages.english.evidence import EVIDENCE, any_case, is_counted, names_code
 from telephony_tts.text.languages.english.signs import say_sign
 from telephony_tts.text.languages.english.units import UNIT, UNIT_CHARACTERS, say_measured, say_quantity
 from telephony_tts.text.patterns import NUMBER
@@ -24,6 +24,9 @@ def _say_amount(shape: Shape) -> str | None:
         shape.unit = unit = None
     if len(number.replace(",", "").partition(".")[0]) > 1 and number[0] == "0" and number.isdigit():
         return sign + en.digits(number)
+    whole, point, decimals = number.partition(".")
+    if point and len(whole) > 3 and whole.isdigit() and names_code(shape):
+        return f"{en.digits(whole)} point {en.digits(decimals)}"
     return sign + say_quantity(shape, number)
 
 
@@ -75,7 +78,8 @@ def _say_pair(shape: Shape) -> str | None:
         return ", ".join(numbers)
     if re.search(r"\b(?:tier|level|phase|grade)\s$", shape.left, re.IGNORECASE):
         return " or ".join(numbers)
-    if "." in parts[0] and "." not in parts[1] and unit is None:
+    is_part = is_counted(shape) and float(parts[0].replace(",", "")) < float(parts[1].replace(",", ""))
+    if unit is None and (is_part or ("." in parts[0] and "." not in parts[1])):
         return " out of ".join(numbers)
     is_pressure = unit is None or unit["written"] == "mmHg"
     return say_measured(shape, (" over " if is_pressure else ", ").join(numbers), is_one=False)

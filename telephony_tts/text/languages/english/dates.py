@@ -183,7 +183,7 @@ _DAY_FOLLOWS = re.compile(
 )
 _DAY_PRECEDES = re.compile(
     rf"(?:{WEEKDAY}|(?:mon|tues|wednes|thurs|fri|satur|sun)day)(?:\s?[–-]|,|,?\s?[&/]|,?\s(?:and|or|to|through))\s?$"
-    r"|\b(?:on|by|next|last|this|every|each|until|till|from|since|for|before|after)\s$",
+    r"|\b(?:on|by|next|last|this|every|each|until|till|from|since|for|before|after|closed|open)\s$",
     re.IGNORECASE,
 )
 

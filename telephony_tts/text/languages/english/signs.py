@@ -118,9 +118,13 @@ def _say_star(left: str, right: str) -> str:
 _SEAT = r"(?:[0-9]{1,2}[A-Z]{1,2}|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _SEAT_OR_DAY_BEFORE, _SEAT_OR_DAY = re.compile(rf"(?<![A-Za-z0-9]){_SEAT}$"), re.compile(rf"\s?{_SEAT}(?![A-Za-z])")
 _QUANTITY = re.compile(
-    r"[0-9%][A-Za-z×]{0,3}$|[$€£¥₩₹]$|[0-9]\s(?:m?U|m?IU|mL|mEq|[kMGT]?Wh|[kMGT]B|[a-zµμ]{1,8})$|[0-9]/[a-z]{2,10}$|[0-9]\s?[€$£¢]\s?$"
-    r"|[0-9]\s?[A-Za-zµμ]{1,4}/[A-Za-z]{1,4}$"
+    r"[0-9%][A-Za-z]{0,3}$|[$€£¥₩₹]$|[0-9]\s[a-z]{1,8}$|[0-9]/[a-z]{2,10}$|[0-9]\s?[A-Za-zµμ]{1,4}/[A-Za-z]{1,4}$"
 )
+"""What is counted behind its number, or measured per one thing and per another."""
+_PRICES = ("money", "money_behind", "times")
+_IMPERIAL_UNIT = "(?:lbs?|oz|ft|in|mi|mph|gal|yd)"
+_IMPERIAL = re.compile(rf"[0-9] ?{_IMPERIAL_UNIT}$")
+_IMPERIAL_BEHIND = re.compile(rf"[0-9.,]{{1,9}} ?{_IMPERIAL_UNIT}\b")
 
 
 def _say_slash(shape: Shape) -> str:
@@ -140,7 +144,12 @@ def _say_slash(shape: Shape) -> str:
         return "and"
     if is_time and re.match(r"\s?[0-9]", right):
         return ", " if is_time["zone"] else "or"
-    is_quantity = _QUANTITY.search(left) and not is_time
+    is_measured = not between and before is not None and (before.unit is not None or before.kind in _PRICES)
+    if is_measured and bool(_IMPERIAL.search(left)) != bool(_IMPERIAL_BEHIND.match(right)) and right[:1].isdigit():
+        return ", "  # "50 lb/23 kg"
+    if not between and before is not None and before.kind == "range" and right[:1].isdigit():
+        return " out of "
+    is_quantity = (is_measured or _QUANTITY.search(left)) and not is_time
     if is_quantity and word and word["word"] == "ea":
         shape.end += word.end()
         return "each"
@@ -158,7 +167,9 @@ def _say_slash(shape: Shape) -> str:
     is_price = re.search(r"[$€£][0-9.,]+$", left) and re.match(r"[0-9]+ ?(?:m[Ll]|k?g|L|oz|lb|[GM]B|min)\b", right)
     if is_price or (right[:1].isdigit() and re.search(r"[0-9]\s?[A-Za-z]{1,3}$|[0-9] (?:[a-z]+)$", left)):
         return "per"
-    return "slash" if left[-1:].isalnum() and (right[:1].isalnum() or right[:1] in tuple("$€£¥₹")) else ""
+    if right[:1] in tuple("$€£¥₹"):
+        return ", "  # "$50K/$100K"
+    return "slash" if left[-1:].isalnum() and right[:1].isalnum() else ""
 
 
 def _take(shape: Shape, word: re.Match[str], said: str) -> str:

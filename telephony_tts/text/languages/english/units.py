@@ -57,7 +57,7 @@ UNIT = re.compile(
     r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
     r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger|hookup)s?\b))(?![A-Za-z0-9²³'’-])"
     rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{STREET_WORD})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
-    rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)))?"
+    rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)|[,;:)]))?"
     r"|\s?(?P<inches>in)(?:\.(?=\s[a-z]|[,;:])|(?=\s(?:wide|long|tall|thick|deep|high|across)(?:[.,;:)]|$|\s(?:and|by|x|or|at)\b)"
     r"|\s(?:of\s(?:rain|snow)|monitor|screen|display|laptop|tv)\b))"
 )
@@ -215,7 +215,9 @@ FORMS = (
     ("inches", re.compile(
         r"(?:(?:[0-9]{1,2}[ -])?[0-9]{1,2}/[0-9]{1,2}|(?:[0-9]{1,3}[-–])?[0-9]{1,3}(?:\.[0-9]{1,2})?)[\"″”]"
     )),
-    ("mixed_fraction", re.compile(r"[0-9]{1,6}(?:[\s-][0-9]{1,2}/[0-9]{1,2}(?![0-9/])|\s?[¼-¾⅐-⅞])")),
+    ("mixed_fraction", re.compile(
+        r"[0-9]{1,6}(?:(?:\s[0-9]{1,2}/[0-9]{1,2}|-[0-9]{1,2}/(?:[2-48]|16))(?![0-9/])|\s?[¼-¾⅐-⅞])"
+    )),
     ("height", re.compile(
         r"[1-9](?:'|′|\s?ft\.?)\s?(?:1[01]|[0-9])(?:\"|″|''|\s?in(?:ch(?:es)?)?\.?(?![A-Za-z]))|[1-9]['′](?:1[01]|"
         r"[0-9])(?![0-9'])"

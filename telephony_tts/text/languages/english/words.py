@@ -29,7 +29,7 @@ y/o: years old|y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-t
 m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
 y/y: year on year|w/c: week commencing|w/in: within|b/c: because|s/n: serial number|p/e: P E|doz.: dozen
 m/w/f: Monday, Wednesday, Friday|t/th: Tuesday, Thursday|tu/th: Tuesday, Thursday|unlimited mi.: unlimited miles
-401(k): four oh one K|401k: four oh one K|403(b): four oh three B|403b: four oh three B
+bus. days: business days|401(k): four oh one K|401k: four oh one K|403(b): four oh three B|403b: four oh three B
 ctrl: control|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane|txn: transaction|apt.: apartment|ste.: suite
 bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated|avg.: average
 appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
@@ -49,7 +49,7 @@ _ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl."
 """Their full stop is that of the sentence too if nothing or a capital follows."""
 _ANY = "|".join(re.escape(written).replace(r"\ ", " ") for written in sorted(_WORDS, key=len, reverse=True))
 _NUMBER = re.compile(
-    r"\s(?:is|was)\s(?:#\s?)?[A-Z0-9]|\s?(?:#\s?)?[A-Z]{0,4}-?[0-9]|\s(?:no|nos|number)\.?\s?[0-9]",
+    r"\s(?:is|was)\s(?:#\s?)?[A-Z0-9]|\s?(?:#\s?)?[$€£₹]?[A-Z]{0,4}-?[0-9]|\s(?:no|nos|number)\.?\s?[0-9]",
     re.IGNORECASE,
 )
 _STREETS = {
