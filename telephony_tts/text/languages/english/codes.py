@@ -47,8 +47,6 @@ def _say_code(shape: Shape) -> str | None:
     written, groups = shape.written, shape.groups
     if len(groups) == 2 and shape.form == "dashed" and not names_code(shape) and _is_round(groups):
         return None  # "100-1500" is a range
-    if shape.form == "number" and len(written) > 16 and len(written.lstrip("+0123456789")):
-        return None
     return ("plus " if written.startswith("+") else "") + en.groups(written)
 
 
@@ -84,7 +82,7 @@ def _say_keys(shape: Shape) -> str:
     names = {"*": "star", "#": "pound", "+": "plus"}
     said = [names.get(part) or en.digits(part) for part in re.findall("[0-9]+|[*#+]", written)]
     if written[-1] == "*" and written[0].isdigit() and not (is_pressed or is_code):
-        said.pop()
+        return en.number(digits) + (" star" if re.match(r"[\s-](?:hotel|resort|review|rating)", shape.right) else "")
     return " ".join(said)
 
 
@@ -100,12 +98,10 @@ def _say_ip(shape: Shape) -> str:
     return f"{said} colon {en.digits(port)}" if port else said
 
 
-def _say_version(shape: Shape) -> str | None:
+def _say_version(shape: Shape) -> str:
     """ "v2.10.3", "3.10.12"."""
     parts = shape.written.lstrip("vV").split(".")
     is_named = re.search(r"\bversion:?\s$", shape.left, re.IGNORECASE)
-    if shape.written[0] in "vV" and len(parts) == 1 and len(parts[0]) > 3:
-        return None
     said = " point ".join(en.number(part) if len(part) < 4 else en.digits(part) for part in parts)
     return f"version {said}" if shape.written[0] in "vV" and not is_named else said
 

@@ -137,10 +137,8 @@ def say_day_month(shape: Shape) -> str | None:
     return f"{said}, {full_year(found['year'])}" if found["year"] else said + stop(shape)
 
 
-def say_month_year(shape: Shape) -> str | None:
+def say_month_year(shape: Shape) -> str:
     found = shape.found
-    if found["short"] and found["month"][0].islower():
-        return None
     return f"{_month(found['month'])} {full_year(found['year'] or found['short'])}"
 
 

@@ -121,15 +121,12 @@ def say_amount(written: str, scale: str, currency: str, is_adjective: bool = Fal
     return f"{en.number(whole)} {one if is_one else many} and {small}" if whole.strip("0,") else small
 
 
-def say_money(shape: Shape) -> str | None:
+def say_money(shape: Shape) -> str:
     found = shape.found
     currency, scale = found["code"] or found["currency"], found["scale"] or ""
     first, last = found["first"], found["last"]
     if first.startswith("."):
         first = "0" + first
-    is_rupee = CURRENCIES[currency][0] == "rupee"
-    if scale == "L" and not is_rupee:
-        return None
     adjective = is_adjective(shape, shape.end)
     said = say_amount(last or first, scale, currency, adjective)
     if last and (found["first_scale"] or (found["sign"] and _value(first) >= _value(last))):

@@ -128,8 +128,6 @@ def _say_street(shape: Shape) -> str | None:
         return _STREETS[word] + end
     if word == "Dr" and (has_stop or _OWNER.search(shape.left)):
         return "doctor" + end
-    if word == "St" and has_stop:
-        return "Saint"
     return _STREETS[word] + end if has_stop and word not in ("Ct", "Pl", "Fl") else None
 
 
@@ -152,8 +150,6 @@ def _say_house_number(shape: Shape) -> str | None:
     first, last = int(shape.groups[0]), int(shape.groups[-1])
     if "-" in written:  # "48-02 Vernon Blvd" and "31-10 47th Ave"; "10-12 Main St" are two houses
         return en.pair(first, last) + joint if joint or last <= max(9, first) else None
-    if written[0] == "0":
-        return None
     said = en.pair(*divmod(first, 100)) if len(written) == 3 else en.year(first)
     return (en.digits(written) if len(written) > 4 else said) + joint
 
