@@ -45,8 +45,8 @@ def _say_range(shape: Shape) -> str | None:
     is_spaced = " " in shape.written and not _OPEN.search(shape.left)
     if (is_spaced and float(first.replace(",", "")) >= float(last.replace(",", ""))) or re.match(r"\s?=", shape.right):
         return f"{en.number(first)} minus {en.number(last)}"
-    if first == last == "50":
-        return "fifty fifty"
+    if re.fullmatch("[1-9]0", first) and int(first) >= 50 and last == str(100 - int(first)):
+        return f"{en.number(first)} {en.number(last)}"  # "a 60-40 split"
     joint = "and" if re.search(r"\bbetween\s$", shape.left, re.IGNORECASE) else "to"
     return say_measured(shape, f"{en.number(first)} {joint} {en.number(last)}", is_one=False)
 

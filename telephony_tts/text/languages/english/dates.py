@@ -137,11 +137,6 @@ def say_day_month(shape: Shape) -> str | None:
     return f"{said}, {full_year(found['year'])}" if found["year"] else said + stop(shape)
 
 
-def say_month_year(shape: Shape) -> str:
-    found = shape.found
-    return f"{_month(found['month'])} {full_year(found['year'] or found['short'])}"
-
-
 _NAMED_MONTH = re.compile(
     r"\b(?:in|for|of|by|until|till|since|from|through|next|last|this|late|early|mid|each|every|end)[\s-]$",
     re.IGNORECASE,
@@ -303,11 +298,10 @@ def say_time_range(shape: Shape) -> str:
     return f"{first} {joint} {last}{_stop_of_time(shape)}"
 
 
-def say_hours(shape: Shape) -> str | None:
+def say_hours(shape: Shape) -> str:
     """ "0900 hours"."""
     hour, minute = int(shape.groups[0][:2]), int(shape.groups[0][2:])
-    said = f"oh {en.cardinal(hour)}" if hour < 10 else en.cardinal(hour)
-    return f"{said} {en.cardinal(minute) if minute else 'hundred'} hours"
+    return f"{'oh ' if hour < 10 else ''}{en.pair(hour, minute)} hours"
 
 
 _PARTS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
@@ -352,7 +346,8 @@ def say(day_first: bool) -> dict[str, Say]:
         "month_day": partial(say_day_slash, day_first=day_first),
         "day_month": partial(say_day_slash, day_first=day_first),
         "numeric": partial(say_numeric, day_first=day_first), "days": partial(say_days, day_first=day_first),
-        "written_month_day": say_month_day, "written_day_month": say_day_month, "month_year": say_month_year,
+        "written_month_day": say_month_day, "written_day_month": say_day_month,
+        "month_year": lambda shape: f"{_month(shape.found['month'])} {full_year(''.join(shape.groups))}",
         "months": lambda shape: f"{_month(shape.found['first'])} to {_month(shape.found['last'])}",
         "month": say_month, "weekdays": say_weekdays, "weekday": say_weekday,
         "year_month": say_month_of_year, "expiry": say_month_of_year, "years": say_years, "decade": say_decade,
