@@ -43,7 +43,7 @@ def _say_range(shape: Shape) -> str | None:
     if len(first) > 4 and first.isdigit() and names_code(shape):
         return f"{en.digits(first)} to {en.digits(last)}"
     is_spaced = " " in shape.written and not _OPEN.search(shape.left)
-    if (is_spaced and float(first.replace(",", "")) >= float(last.replace(",", ""))) or re.match(r"\s?=", shape.right):
+    if (is_spaced and en.value(first) >= en.value(last)) or re.match(r"\s?=", shape.right):
         return f"{en.number(first)} minus {en.number(last)}"
     if re.fullmatch("[1-9]0", first) and int(first) >= 50 and last == str(100 - int(first)):
         return f"{en.number(first)} {en.number(last)}"  # "a 60-40 split"
@@ -78,11 +78,16 @@ def _say_pair(shape: Shape) -> str | None:
         return ", ".join(numbers)
     if re.search(r"\b(?:tier|level|phase|grade)\s$", shape.left, re.IGNORECASE):
         return " or ".join(numbers)
-    is_part = is_counted(shape) and float(parts[0].replace(",", "")) < float(parts[1].replace(",", ""))
+    is_part = is_counted(shape) and en.value(parts[0]) < en.value(parts[1])
     if unit is None and (is_part or ("." in parts[0] and "." not in parts[1])):
         return " out of ".join(numbers)
     is_pressure = unit is None or unit["written"] == "mmHg"
     return say_measured(shape, (" over " if is_pressure else ", ").join(numbers), is_one=False)
+
+
+def _say_rating(shape: Shape) -> str | None:
+    first, last = shape.written.split("/")
+    return f"{en.number(first)} out of {en.number(last)}" if en.value(first) <= en.value(last) else None
 
 
 def _say_fraction(shape: Shape) -> str | None:
@@ -139,7 +144,7 @@ ENGLISH = reader.Tables(
         "range": _say_range, "measured_range": _say_measured_range, "ratio": _say_ratio, "pair": _say_pair,
         "fraction": _say_fraction, "hundreds": lambda shape: "hundreds",
         "year": lambda shape: en.year(int(shape.written)) if shape.written.isdigit() else None,
-        "rating": lambda shape: " out of ".join(en.number(part) for part in shape.written.split("/")),
+        "rating": _say_rating,
         "always": lambda shape: " ".join(en.number(group) for group in shape.groups),
     },
     signs=say_sign,

@@ -129,7 +129,7 @@ def say_money(shape: Shape) -> str:
         first = "0" + first
     adjective = is_adjective(shape, shape.end)
     said = say_amount(last or first, scale, currency, adjective)
-    if last and (found["first_scale"] or (found["sign"] and _value(first) >= _value(last))):
+    if last and (found["first_scale"] or (found["sign"] and en.value(first) >= en.value(last))):
         said = f"{say_amount(first, found['first_scale'] or '', currency)} to {said}"  # "$500 to $1 million"
     elif last and found["sign"] and not scale:
         said = f"{say_amount(first, '', currency)} to {said}"
@@ -137,10 +137,6 @@ def say_money(shape: Shape) -> str:
         said = f"{en.number(first)} to {said}"
     behind = " per month" if found["month"] else f" {_EACH[found['each']]}" if found["each"] else ""
     return ("minus " if found["minus"] else "") + said + behind
-
-
-def _value(written: str) -> float:
-    return float(written.replace(",", ""))
 
 
 def say_money_behind(shape: Shape) -> str:

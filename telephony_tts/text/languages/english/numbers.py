@@ -71,6 +71,11 @@ def plural(word: str) -> str:
     return word + ("es" if word.endswith("x") else "s")
 
 
+def value(written: str) -> float:
+    """ "1,234.50" -> 1234.5."""
+    return float(written.replace(",", ""))
+
+
 def number(text: str) -> str:
     """A written number, unsigned, with optional thousands commas and decimals: "1,234.50" -> words.
 

@@ -23,9 +23,9 @@ rt.: route|rm: room
 """
 _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
-approx: approximately|dept.: department|govt.: Government|w/o: without|w/e: week ending|w/: with|and/or: and or
-n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per month|p/a: per annum|p/w: per week
-y/o: years old|y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
+approx: approximately|dept.: department|dept: department|govt.: Government|w/o: without|w/e: week ending|w/: with
+and/or: and or|n/a: not applicable|c/o: care of|a/c no: account number|a/c: account|p/m: per month|p/a: per annum
+p/w: per week|y/o: years old|y.o.: years old|m-f: Monday to Friday|m–f: Monday to Friday|m-th: Monday to Thursday
 m–th: Monday to Thursday|m-sat: Monday to Saturday|m–sat: Monday to Saturday|reg. no.: registration number|ea.: each
 y/y: year on year|w/c: week commencing|w/in: within|b/c: because|s/n: serial number|p/e: P E|doz.: dozen
 m/w/f: Monday, Wednesday, Friday|t/th: Tuesday, Thursday|tu/th: Tuesday, Thursday|unlimited mi.: unlimited miles
@@ -49,9 +49,11 @@ _ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl."
 """Their full stop is that of the sentence too if nothing or a capital follows."""
 _ANY = "|".join(re.escape(written).replace(r"\ ", " ") for written in sorted(_WORDS, key=len, reverse=True))
 _NUMBER = re.compile(
-    r"\s(?:is|was)\s(?:#\s?)?[A-Z0-9]|\s?(?:#\s?)?[$€£₹]?[A-Z]{0,4}-?[0-9]|\s(?:no|nos|number)\.?\s?[0-9]",
+    r"\s(?:is|was)\s(?:#\s?)?[$€£₹]?[A-Z0-9]|\s?(?:#\s?)?[$€£₹]?[A-Z]{0,4}-?[0-9]|\s(?:no|nos|number)\.?\s?[0-9]",
     re.IGNORECASE,
 )
+_LIMITED = re.compile(r"\s(?:of|order|stay|spend|purchase|payment|balance|age|deposit|weight|speed|height)\b")
+"""Behind "max." and "min."."""
 _STREETS = {
     "St": "Street", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard", "Ln": "Lane", "Dr": "Drive", "Pkwy": "Parkway",
     "Ct": "Court", "Pl": "Place", "Fl": "floor",
@@ -97,11 +99,10 @@ _HYPHENATED = re.compile(
 
 def _say_word(shape: Shape) -> str | None:
     written, lower = shape.written, shape.written.lower()
-    if lower in ("max.", "min.") and not re.match(r"\s(?:of\b|[0-9$€£₹])", shape.right):
-        return None
     is_flat = written in ("Apt", "Ste", "Bldg") and re.match(r"\s[A-Z](?![A-Za-z'’])", shape.right)
     is_word = written == "apt" and re.search(r"\b(?:an?|the|very|more|most|is|are)\s$", shape.left)
-    has_number = is_flat or (_NUMBER.match(shape.right) and not is_word)
+    is_limit = lower in ("max.", "min.") and _LIMITED.match(shape.right)
+    has_number = is_flat or is_limit or (_NUMBER.match(shape.right) and not is_word)
     if written in ("EST.", "RM", "EA.") or (lower in _BEFORE_NUMBER and not has_number):
         return None
     is_title = re.match(r"\s(?:(?:&|and)\s)?[A-Z]", shape.right) and (lower[-1] == "." or written.istitle())
