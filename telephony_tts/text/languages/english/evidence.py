@@ -72,8 +72,7 @@ EVIDENCE: dict[str, Evidence] = {
     "amount": Evidence(
         near=re.compile(
             r"\b(?:total|balance|about|around|approximately|over|under|nearly|almost|only|least|most|than|exactly|loan|"
-            r"limit|"
-            r"score|salary|income|up to)(?:\s(?:is|was|of|for))*\s$",
+            r"limit|score|salary|income|up to)(?:\s(?:is|was|of|for))*\s$",
             re.IGNORECASE,
         ),
         behind=re.compile(
@@ -88,8 +87,8 @@ EVIDENCE: dict[str, Evidence] = {
     "month_day": Evidence(
         near=re.compile(
             r"\b(?:on|by|due|until|til|till|before|after|dated|since|expires?|expiring|from|date|as of|effective|"
-            r"scheduled for|arrives?|"
-            r"delivery|born|dob|through|thru|to|(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}|day)[,.:]?\s(?:the\s)?$",
+            r"scheduled for|arrives?|delivery|born|dob|through|thru|to|"
+            r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}|day)[,.:]?\s(?:the\s)?$",
             re.IGNORECASE,
         ),
         behind=re.compile(r"\s(?:appointment|slot|delivery|meeting|booking|visit|deadline|payment|flight|at [0-9])"),

@@ -14,11 +14,9 @@ $: dollar~, cent~|US$ USD: U S dollar~, cent~|HK$ HKD: Hong Kong dollar~, cent~|
 A$ AU$ AUD: Australian dollar~, cent~|C$ CA$ CAD: Canadian dollar~, cent~|S$ SGD: Singapore dollar~, cent~
 NZ$ NZD: New Zealand dollar~, cent~|€ EUR: euro~, cent~|£ GBP: pound~, penny/pence|¥ JPY: yen|CNY RMB: yuan|KRW ₩: won
 INR ₹ Rs Rs. Re.: rupee~, paisa/paise|CHF: Swiss franc~, centime~|THB ฿: baht|MOP: pataca~|₽ RUB: ruble~
-MYR RM: ringgit, sen
-₱ PHP: peso~, centavo~|AED: dirham~|SAR: riyal~|QAR: riyal~|ZAR: rand, cent~|IDR Rp Rp.: rupiah|VND ₫: dong
-SEK: krona/kronor
-NOK DKK: krone/kroner|PLN: zloty|KES: shilling~|NGN: naira|BRL: real/reais|MXN: peso~|TRY: lira|ILS: shekel~
-PKR LKR: rupee~
+MYR RM: ringgit, sen|₱ PHP: peso~, centavo~|AED: dirham~|SAR: riyal~|QAR: riyal~|ZAR: rand, cent~|IDR Rp Rp.: rupiah
+VND ₫: dong|SEK: krona/kronor|NOK DKK: krone/kroner|PLN: zloty|KES: shilling~|NGN: naira|BRL: real/reais|MXN: peso~
+TRY: lira|ILS: shekel~|PKR LKR: rupee~
 """
 
 
@@ -68,19 +66,17 @@ WITH_COMMA = re.compile(
 RAND = re.compile(r"R ?(?P<number>[0-9]{1,3}(?:[, ][0-9]{3}){0,2}(?:\.[0-9]{2})?)(?![0-9A-Za-z-])")
 RUPIAH = re.compile(r"(?:Rp\.?|IDR)\s?(?P<number>[0-9]{1,3}(?:\.[0-9]{3}){1,4})(?![0-9,])")
 _PRICED = re.compile(
-    r"\b(?:fee|price|cost|pay|paid|balance|owe|owed?|charge|charged|bill|total|amount|save|saved|spend|spent|fine|rent|"
-    r"deposit)s?"
-    r"(?:\s(?:is|was|of|for|only|at|about|now|to|us|you|only|just|a|the))*\s$",
+    r"\b(?:fee|price|cost|pay|paid|balance|owed?|charged?|bill|total|amount|saved?|spend|spent|fine|rent|deposit)s?"
+    r"(?:\s(?:is|was|of|for|only|at|about|now|to|us|you|just|a|the))*\s$",
     re.I,
 )
 _PER_UNIT = re.compile(r"\s?(?:/|per\s|an?\s)\s?(?:l|liter|litre|kwh|kg|unit|min)", re.I)
 """After a price that may have three decimals: "1.800 €/l"."""
 _NOUNS = (
     "fees?|plans?|deductibles?|co-?pays?|vouchers?|cards?|coupons?|discounts?|charges?|deposits?|minimum|limits?|"
-    "credits?|"
-    "refunds?|bonus|packages?|packs?|penalty|surcharges?|tolls?|gift|tablets?|capsules?|doses?|flights?|bottles?|bags?|"
-    "box(?:es)?|"
-    "tv|tvs|monitors?|screens?|contracts?|batter(?:y|ies)|chargers?|rooms?|motors?|trial|subscriptions?|note|notes|"
+    "credits?|refunds?|bonus|packages?|packs?|penalty|surcharges?|tolls?|gift|tablets?|capsules?|doses?|flights?|"
+    "bottles?|bags?|box(?:es)?|tvs?|monitors?|screens?|contracts?|batter(?:y|ies)|chargers?|rooms?|motors?|trial|"
+    "subscriptions?|notes?|"
     "off-?peak (?:rates?|fares?|tickets?|pass|prices?|travel|charges?)"
 )
 _NOUN = re.compile(rf"[\s-](?:(?:or|and|to) (?=[$€£₹])|(?:{_NOUNS})(?![A-Za-z]))", re.I)

@@ -46,10 +46,8 @@ _NO_LETTER = (written for written in UNITS if len(written) > 1 or not written.is
 _ANY = "|".join(re.escape(written) for written in sorted(_NO_LETTER, key=len, reverse=True))
 _SURE = (
     "dollars?|cents?|euros?|pounds?|rupees?|percent|minutes?|hours?|days?|weeks?|months?|years?|seconds?|times?|items?|"
-    "points?|miles?|"
-    "business|working|calendar|people|persons?|guests?|nights?|characters?|credits?|kilo[a-z]*|units?|thousand|million|"
-    "billion|"
-    "trillion|lakhs?|crores?|square|feet|foot|inches|calories|copies"
+    "points?|miles?|business|working|calendar|people|persons?|guests?|nights?|characters?|credits?|kilo[a-z]*|units?|"
+    "thousand|million|billion|trillion|lakhs?|crores?|square|feet|foot|inches|calories|copies"
 )
 UNIT = re.compile(
     rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
