@@ -166,8 +166,6 @@ def _say_plate(shape: Shape) -> str | None:
 
 def _say_money(shape: Shape) -> str | None:
     found = shape.found
-    if found is None:
-        return None
     if found["number"] and not found["scale"] and (last := _TO_AMOUNT.match(shape.text, found.end())):
         shape.end = last.end()
         highest = amount(last["last"]) + (last["scale"] or "")
@@ -178,8 +176,6 @@ def _say_money(shape: Shape) -> str | None:
 def _say_rate(shape: Shape) -> str | None:
     """ "120원/kWh" -> "킬로와트시당 백이십원"."""
     found = shape.found
-    if found is None:
-        return None
     said, at, rate = "", 0, found["rate"]
     for start, end, spoken in reader.read(rate, KOREAN):
         said, at = said + rate[at:start] + spoken, end
