@@ -189,14 +189,14 @@ clean:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and its voice into $(VENV): about 132 MB of downloads, once"
 	@$(PIP) install --quiet --editable .
-	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
+	@$(BIN)/python -m telephony_tts.engines.kernels.library || true
 	@touch $@
 
 $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
 	@echo "==> installing PyTorch and the CosyVoice2 engine into $(VENV), once; PyTorch for GPUs is gigabytes"
 	@$(PIP) install $(TORCH)
 	@$(PIP) install --quiet --editable '.[cosyvoice,hub]'
-	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
+	@$(BIN)/python -m telephony_tts.engines.kernels.library || true
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-espeak: pyproject.toml | $(BIN)/python
@@ -212,7 +212,7 @@ $(VENV)/.installed-ray: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 270 MB and PyTorch, once"
 	@$(PIP) install --quiet --no-compile $(TORCH) --editable '.[dev,espeak,cosyvoice,hub]'
-	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
+	@$(BIN)/python -m telephony_tts.engines.kernels.library || true
 	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@
 
 $(BIN)/python:

@@ -40,7 +40,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from telephony_tts.bench.subject import random_model
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     FRAMES_PER_TOKEN,
@@ -57,6 +56,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloa
 from telephony_tts.engines.cosyvoice2.model.weight_memory import WeightMemory
 from telephony_tts.engines.cosyvoice2.profile import FAST
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
+from telephony_tts.engines.kernels import library as kernels
 
 _EXAMPLES = """examples:
   python benchmarks/floors.py --keep DIR          two minutes; DIR keeps the random weights (2.6 GB)

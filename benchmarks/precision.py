@@ -39,7 +39,6 @@ from torch import Tensor
 from telephony_tts.bench import machine
 from telephony_tts.bench.subject import random_model, random_tokens, random_voice, real_text
 from telephony_tts.engines.cosyvoice2.device.sampling import draw, greedy, mask_stops, uniforms
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     N_SPEECH_ROWS,
@@ -52,6 +51,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import whole_prompt
+from telephony_tts.engines.kernels import library as kernels
 
 _EXAMPLES = """examples:
   python benchmarks/precision.py --keep DIR                          both parts, seeds 1 to 10; a quarter of an hour

@@ -16,7 +16,7 @@ from hub_rig import FakeHub, serving
 from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, DownloadProgress, pull
-from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
+from telephony_tts.engines.hubs import CHUNK_BYTES, HubFile, Listing, Sink
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 pytestmark = pytest.mark.slow

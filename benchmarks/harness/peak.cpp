@@ -1,6 +1,6 @@
 // How fast the kernels' own instruction multiplies when nothing is read from memory. benchmarks/floors.py builds it.
 
-#include "../../telephony_tts/engines/cosyvoice2/kernels/kernels.cpp"
+#include "../../telephony_tts/engines/kernels/kernels.cpp"
 
 extern "C" {
 

@@ -15,6 +15,7 @@ from telephony_tts.app.config import DEFAULT_ROUTES, Config
 from telephony_tts.engines.api import Engine, Voice, has_language, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
+from telephony_tts.engines.cosyvoice2.shared_voices import HasVoices, SharedVoices
 from telephony_tts.engines.espeak.engine import EspeakEngine
 from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake.engine import FakeEngine
@@ -28,7 +29,6 @@ from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.remote.tls import TlsKeys, read_tls
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.fronts.shared_voices import HasVoices, SharedVoices
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable, how_to_get
 from telephony_tts.text.normalizer import normalize
 

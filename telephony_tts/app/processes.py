@@ -11,10 +11,10 @@ from telephony_tts.app.config import Config
 from telephony_tts.app.engines import need_grpc, need_torch
 from telephony_tts.app.serving import Served, import_slow_modules, serve
 from telephony_tts.app.settings import open_keys, open_lexicons, transport_settings
-from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.machine_limits import cpu_share
 
 if TYPE_CHECKING:
     pass

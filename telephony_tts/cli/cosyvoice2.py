@@ -444,7 +444,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 def _pull(arguments: argparse.Namespace) -> int:
     """Exit status 0 if the directory is complete and good, 130 after Ctrl-C."""
     from telephony_tts.engines.cosyvoice2.checkpoint.download import DownloadProgress, pull, release_of
-    from telephony_tts.engines.cosyvoice2.checkpoint.hubs import open_hub
+    from telephony_tts.engines.hubs import open_hub
 
     directory, family = Path(arguments.dir), arguments.family
     repo = arguments.repo or release_of(family).official_repos[arguments.source]

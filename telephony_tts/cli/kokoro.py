@@ -110,7 +110,7 @@ def _from_npm(names: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_hub(names: list[str]) -> Iterator[tuple[str, bytes]]:
-    from telephony_tts.engines.cosyvoice2.checkpoint.hubs import HubFile, Listing, open_hub
+    from telephony_tts.engines.hubs import HubFile, Listing, open_hub
     from telephony_tts.engines.kokoro.styles import HUB_REPO
 
     hub = open_hub("huggingface")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
+from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.engines.kokoro import generator as kokoro_generator
 from telephony_tts.engines.kokoro.generator import _Conv, _norm, _upsampling, fits
 from telephony_tts.engines.kokoro.model import Clause, KokoroModel, Stop, Terminated

@@ -1,7 +1,7 @@
 """What `auto` becomes: the precision of each network, and how many lanes compute, from measured timings. Pure.
 
     timings   seconds of one core for a second of speech, by network and precision (`device.cpu_timing`)
-    share     the cores that this process may use (`hosting.machine_limits`)
+    share     the cores that this process may use (`runtime.machine_limits`)
     need      bytes of memory for each precision, against what is free (`MemoryNeed`)
 
 A setting that is not `auto` is kept, whatever the timings say. An accelerator needs no timings: there `auto` is float32

@@ -1,7 +1,7 @@
 """The generator of Kokoro-82M by our own kernels, in bfloat16. It is nine tenths of the network's work.
 
 onnxruntime multiplies these bytes slowly and makes ten passes over memory for each norm and snake. The kernels
-(cosyvoice2/kernels/generator_layers.h) compute norm, snake and convolution in one call, with AMX if the processor has
+(kernels/generator_layers.h) compute norm, snake and convolution in one call, with AMX if the processor has
 it. The weights are those of the int8 file. A byte is exact in bfloat16, so only the inputs of a convolution are
 rounded. The work can be stopped between two convolutions.
 """
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.engines import onnx_graph
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.kernels.library import Activation, GeneratorConv
+from telephony_tts.engines.kernels import library as kernels
+from telephony_tts.engines.kernels.library import Activation, GeneratorConv
 
 Wave = npt.NDArray[np.float32]
 Check = Callable[[], None]

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from telephony_tts.engines.api import Voice
+from telephony_tts.engines.cosyvoice2 import shared_voices
 from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice, VoiceMade
 from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKER_ONNX, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
+from telephony_tts.engines.cosyvoice2.shared_voices import SharedVoices
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.fronts import shared_voices
-from telephony_tts.fronts.shared_voices import SharedVoices
 from telephony_tts.runtime.errors import AudioError, Busy, ConfigError
 
 REFUSED = b"no speech"

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
 from telephony_tts.engines.cosyvoice2.model.file_names import (
     FIRST_SETTINGS_NAME,
     FLOW_FILE,
@@ -31,6 +30,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     VOCODER_FILE,
     is_first_generation,
 )
+from telephony_tts.engines.hubs import CHUNK_BYTES, Hub, HubFile, Listing
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.choice import BY_EXACTNESS, WORTH, CpuTimings
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     BLOCK_TOKENS,
@@ -52,6 +51,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import Reach, spans
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED
+from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns, thread_cpu_ns
 
 TIMING_VERSION = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from telephony_tts.engines.cosyvoice2.kernels.library import functions
+from telephony_tts.engines.kernels.library import functions
 
 
 class IdleLanes(Protocol):

@@ -26,12 +26,12 @@ from telephony_tts.engines.cosyvoice2.choice import (
 from telephony_tts.engines.cosyvoice2.device.cpu_timing import TIMING_VERSION, measure_cpu
 from telephony_tts.engines.cosyvoice2.device.memory_need import MemoryNeed, memory_need, n_weights
 from telephony_tts.engines.cosyvoice2.hosting.kept_timings import Machine, keep_timings, read_timings, timings_file
-from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_model, cpu_share, memory_free
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.settings import INT8, Precision, Settings
+from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import EngineUnavailable
+from telephony_tts.runtime.machine_limits import cpu_model, cpu_share, memory_free
 
 log = logging.getLogger(__name__)
 

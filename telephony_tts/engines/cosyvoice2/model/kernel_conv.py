@@ -11,7 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import Conv, available, functions
+from telephony_tts.engines.kernels.library import Conv, available, functions
 
 
 class KernelConv:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import LAYER_NORM, NO_NORM, RMS_NORM, Map, functions
 from telephony_tts.engines.cosyvoice2.model.weight_memory import WEIGHTS
+from telephony_tts.engines.kernels.library import LAYER_NORM, NO_NORM, RMS_NORM, Map, functions
 
 
 class LinearMap(Protocol):

@@ -11,8 +11,8 @@ from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES
 from telephony_tts.engines.cosyvoice2.device import cpu_timing
 from telephony_tts.engines.cosyvoice2.device.cpu_timing import made_up, measure_cpu
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import VocoderConfig
+from telephony_tts.engines.kernels import library as kernels
 
 TINY = SIZES["tiny"]
 

@@ -11,12 +11,12 @@ from speaking import Rig
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
-from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.settings import INT8, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import SOS, TASK, LmFeed, SentenceDecoding
+from telephony_tts.engines.kernels import library
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler

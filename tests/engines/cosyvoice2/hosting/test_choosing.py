@@ -14,9 +14,9 @@ from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
 from telephony_tts.engines.cosyvoice2.device.memory_need import memory_need
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, timings_of_this_cpu, where_kept
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig, official_300m
 from telephony_tts.engines.cosyvoice2.settings import AUTO, Precision, Settings
+from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.runtime.errors import EngineUnavailable
 
 OFFICIAL = ModelConfig()

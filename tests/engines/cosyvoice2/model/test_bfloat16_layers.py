@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes
-from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import AMX, CPU_FLAGS, PLAIN_TILES
 from telephony_tts.engines.cosyvoice2.model.vocoder import layers
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv, fits
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import ResBlock, VocoderReader
+from telephony_tts.engines.kernels import library
+from telephony_tts.engines.kernels.library import AMX, CPU_FLAGS, PLAIN_TILES
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes
-from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.model import kernel_conv
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import Distances, DistanceTable
 from telephony_tts.engines.cosyvoice2.model.kernel_conv import KernelConv
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import fits
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V, VocoderReader
+from telephony_tts.engines.kernels import library
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler

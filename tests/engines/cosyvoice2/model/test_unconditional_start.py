@@ -12,12 +12,12 @@ from freeze_flow import small_flow, small_int8
 from plain_flow import extend, finish
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EstimatorContext
 from telephony_tts.engines.cosyvoice2.model.flow.unconditional_start import UnconditionalStart
+from telephony_tts.engines.kernels import library
 
 pytestmark = [
     pytest.mark.slow,  # it runs a compiler

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, NormMish, Resnet, TransformerLayer, functions
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
+from telephony_tts.engines.kernels.library import LeftContext, NormMish, Resnet, TransformerLayer, functions
 
 
 def check_heads(d_head: int) -> None:

@@ -21,10 +21,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import LeftContext, Piece, functions
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass, PassRecord, PassStorage
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
+from telephony_tts.engines.kernels.library import LeftContext, Piece, functions
 
 MAX_SPARE = 20
 """Pieces of which memory is kept: of two streams with ten Euler steps each, 0.5 GB at full size."""

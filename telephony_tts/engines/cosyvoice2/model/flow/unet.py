@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.config import FlowDecoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import (
     KERNEL,
@@ -32,6 +31,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Conv, In
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
+from telephony_tts.engines.kernels.library import functions
 
 Attend = Callable[[Tensor], Tensor]
 """Attention of all frames to all frames: [B, T, 3 * H * D] -> [B, T, H * D]."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import DecoderLayer, Slots, functions
 from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
+from telephony_tts.engines.kernels.library import DecoderLayer, Slots, functions
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.model.lm import lm

@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import RelativeLmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
@@ -37,6 +36,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.weights import int8_map
 from telephony_tts.engines.cosyvoice2.model.relative import by_key, relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
+from telephony_tts.engines.kernels.library import functions
 from telephony_tts.runtime.errors import EngineError
 
 

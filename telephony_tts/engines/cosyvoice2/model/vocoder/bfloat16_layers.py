@@ -10,8 +10,8 @@ import ctypes
 
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.kernels.library import PLAIN_TILES, SnakeConv, functions
+from telephony_tts.engines.kernels import library as kernels
+from telephony_tts.engines.kernels.library import PLAIN_TILES, SnakeConv, functions
 
 
 def fits(n_channels: int) -> bool:

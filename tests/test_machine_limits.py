@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_model, cpu_share, memory_free
+from telephony_tts.runtime.machine_limits import cpu_model, cpu_share, memory_free
 
 MIB = 1 << 20
 

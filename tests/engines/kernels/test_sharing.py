@@ -16,8 +16,13 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
-from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import (
+from telephony_tts.engines.cosyvoice2.model.config import LmConfig
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.lm import DecoderLayer, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
+from telephony_tts.engines.kernels import library
+from telephony_tts.engines.kernels.library import (
     LeftContext,
     NormMish,
     Piece,
@@ -25,11 +30,6 @@ from telephony_tts.engines.cosyvoice2.kernels.library import (
     TransformerLayer,
     functions,
 )
-from telephony_tts.engines.cosyvoice2.model.config import LmConfig
-from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
-from telephony_tts.engines.cosyvoice2.model.lm.lm import DecoderLayer, LanguageModel
-from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
-from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 

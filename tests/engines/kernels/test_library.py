@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from no_more_files import no_more_files
 
-from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, OFF, best_level
+from telephony_tts.engines.kernels import library
+from telephony_tts.engines.kernels.library import CPU_FLAGS, LEVELS, OFF, best_level
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels import library
-from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, Piece, functions
 from telephony_tts.engines.cosyvoice2.model.config import LmConfig
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
 from telephony_tts.engines.cosyvoice2.model.lm.lm import AttendSlots, DecoderLayer, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
+from telephony_tts.engines.kernels import library
+from telephony_tts.engines.kernels.library import CPU_FLAGS, LEVELS, Piece, functions
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 

@@ -1,4 +1,4 @@
-"""The two hubs that offer CosyVoice2. A download asks a hub for a list of files, and for a file from an offset on.
+"""The two hubs that offer models. A download asks a hub for a list of files, and for a file from an offset on.
 
 The hubs' own clients handle endpoints, mirrors, proxies and tokens. They are not asked for whole files, because they
 treat an interrupted file differently: one deletes it, the other keeps it in another place.

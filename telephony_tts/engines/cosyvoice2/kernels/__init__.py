@@ -1,1 +1,0 @@
-"""Products, attention and convolutions for a CPU, in C++."""
