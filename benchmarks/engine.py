@@ -28,7 +28,6 @@ from harness import report
 from harness.process import give_back_unused, resident_kib
 from harness.synthesis import Rig, Speaker, StageTimer, build, chunk_work, progress, ready_voice
 
-from telephony_tts.bench.subject import random_tokens
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -46,6 +45,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, Flo
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.random_speech import random_tokens
 from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 

@@ -39,7 +39,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from telephony_tts.bench.subject import random_model
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     FRAMES_PER_TOKEN,
@@ -55,6 +54,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
 from telephony_tts.engines.cosyvoice2.model.vocoder.bfloat16_layers import Bfloat16SnakeConv
 from telephony_tts.engines.cosyvoice2.model.weight_memory import WeightMemory
 from telephony_tts.engines.cosyvoice2.profile import FAST
+from telephony_tts.engines.cosyvoice2.random_speech import random_model
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 from telephony_tts.engines.kernels import library as kernels
 

@@ -37,7 +37,7 @@ from harness.synthesis import progress
 from torch import Tensor
 
 from telephony_tts.bench import machine
-from telephony_tts.bench.subject import random_model, random_tokens, random_voice, real_text
+from telephony_tts.bench.sentences import real_text
 from telephony_tts.engines.cosyvoice2.device.sampling import draw, greedy, mask_stops, uniforms
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
@@ -49,6 +49,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
+from telephony_tts.engines.cosyvoice2.random_speech import random_model, random_tokens, random_voice
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import whole_prompt
 from telephony_tts.engines.kernels import library as kernels

@@ -24,6 +24,7 @@ from telephony_tts.bench.runs import run, table
 from telephony_tts.cli import bench as cli_bench
 from telephony_tts.cli.main import main
 from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.cosyvoice2.bench_subject import CosyVoice2Subject
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.runtime.errors import ConfigError, EngineError
 
@@ -270,7 +271,8 @@ def test_rates_take_the_place_of_the_open_loops_of_callers() -> None:
 
 def test_a_rate_has_slots_for_more_turns_than_are_active_on_average() -> None:
     arguments = cli_args([*RUN[:-1], "4", "--arrivals-per-s", "16"])
-    assert cli_bench._settings(arguments, "m", cli_bench._loads(arguments)).engines.cosyvoice2.slots == 64 + 4 * 8
+    settings = cli_bench._settings(CosyVoice2Subject(), arguments, "m", cli_bench._loads(arguments))
+    assert settings.engines.cosyvoice2.slots == 64 + 4 * 8
 
 
 def test_a_good_list_of_callers() -> None:
@@ -297,7 +299,7 @@ def test_a_good_list_of_callers() -> None:
 def test_bad_flags_are_errors_before_weights_are_written(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_bench, "_model", None)
+    monkeypatch.setattr(CosyVoice2Subject, "model", None)
     assert main([*RUN, *flags]) == 2
     assert words in capsys.readouterr().err
 
@@ -374,7 +376,7 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(cli_bench, "_engine", lambda arguments: asked.append([arguments.name]) or 0)
+    monkeypatch.setattr(cli_bench, "_engine", lambda subject, arguments: asked.append([arguments.name]) or 0)
     monkeypatch.setattr(cli_bench, "_plot", lambda arguments: asked.append([arguments.name]) or 0)
     for text in (cli_bench.EXAMPLES, cli_bench.ENGINE_EXAMPLES, cli_bench.PLOT_EXAMPLES):
         for line in text.splitlines():
@@ -415,8 +417,8 @@ def test_scripts_need_a_source_checkout(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_results_so_far_are_written_when_the_engine_fails(
     done: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def fails(arguments: Any, settings: Any, loads: Any, about: Any, rows: list[dict[str, Any]]) -> None:
-        rows.append({"mode": "closed", "concurrency": 1, "failed": 0})
+    async def fails(*given: Any) -> None:
+        given[-1].append({"mode": "closed", "concurrency": 1, "failed": 0})
         raise EngineError("it is gone")
 
     monkeypatch.setattr(cli_bench, "_measure", fails)

@@ -17,7 +17,7 @@ import soxr
 import torch
 
 from telephony_tts.app import config
-from telephony_tts.app.engines import build_catalog, voice_directory
+from telephony_tts.app.engines import build_catalog, voice_folders
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli.main import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -170,9 +170,9 @@ def test_the_folder_can_be_set_in_the_configuration(
     assert main(["voices", "add", "anna", "--wav", str(recording), "--config", str(file)]) == 0
     assert os.listdir(tmp_path / "mine") == ["anna.safetensors"] and stored(model) == []
     settings = config.load(str(file))
-    assert voice_directory(settings) == tmp_path / "mine"
-    assert voice_directory(config.load(None, {"engines.cosyvoice2.model": "m"})) == Path("m/voices")
-    assert voice_directory(config.Config()) is None
+    assert list(voice_folders(settings)) == [tmp_path / "mine"]
+    assert list(voice_folders(config.load(None, {"engines.cosyvoice2.model": "m"}))) == [Path("m/voices")]
+    assert list(voice_folders(config.Config())) == []
     capsys.readouterr()
     assert main(["voices", "list", "--voices", str(tmp_path / "mine")]) == 0, "a folder alone can be listed"
     assert "cosyvoice2/anna" in capsys.readouterr().out

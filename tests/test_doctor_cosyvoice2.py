@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from telephony_tts.app import config, doctor
+from telephony_tts.app import config
+from telephony_tts.app.engines import setup_of
 from telephony_tts.cli.main import main
+from telephony_tts.engines.cosyvoice2 import examination
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
+from telephony_tts.engines.cosyvoice2.choice import CpuTimings
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.kept_timings import keep_timings
+from telephony_tts.engines.cosyvoice2.plugin import PLUGIN
+from telephony_tts.runtime.machine_limits import CpuShare
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +57,12 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     assert "hift.pt is missing" in told and f"telephony-tts models pull {model} fetches" in told
 
 
+def findings(settings: config.Config) -> list[tuple[str, str, str]]:
+    """What the engine says, without the GPUs."""
+    found = PLUGIN.findings(setup_of(settings, "cosyvoice2"), is_running=False)
+    return [each for each in found if each[1] != "gpu"]
+
+
 def test_doctor_says_what_this_cpu_computes_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +76,7 @@ def test_doctor_says_what_this_cpu_computes_with(
     model = tmp_path / "model"
     write_random_checkpoint(model)
     settings = config.load(None, {"engines.cosyvoice2.model": str(model)})
-    lines = list(doctor._cosyvoice2(settings))
+    lines = findings(settings)
     told = [detail for _, what, detail in lines if what == "cosyvoice2 settings"]
     assert told[1].startswith("flow: float32 (seconds for a second of speech: float32 0.90, bfloat16 1.90")
     assert told[3] == "workers: 1, threads: 1 (2 CPUs, of which the control group allows 0.5)"
@@ -74,7 +84,7 @@ def test_doctor_says_what_this_cpu_computes_with(
     ((state, _, warning),) = [line for line in lines if "callers hear gaps" in line[2]]
     assert state == "warning" and warning.startswith("a second of speech takes 2.6 s on 2 CPUs, of which")
     monkeypatch.setattr(choosing, "memory_free", lambda: 1 << 20)
-    assert [what for state, what, _ in doctor._cosyvoice2(settings) if state == "broken"] == ["cosyvoice2 settings"]
+    assert [what for state, what, _ in findings(settings) if state == "broken"] == ["cosyvoice2 settings"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_doctor_warns_where_weights_get_small_pages_only(tmp_path: Path, switch:
     file = tmp_path / "enabled"
     if switch is not None:
         file.write_text(switch)
-    told = doctor._small_pages(file)
+    told = examination.small_pages(file)
     assert (told is not None) == warns
     assert told is None or f"echo madvise > {file}" in told
 

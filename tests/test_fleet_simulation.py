@@ -37,10 +37,10 @@ from fleet_parts.simulation import (
 from fleet_parts.slot_replica import FakeEnginePace, SlotReplica
 from harness.cost import Cost
 
-from telephony_tts.app.config import RaySettings
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.fake.engine import FakeEngine
+from telephony_tts.engines.ray.settings import RaySettings
 from telephony_tts.engines.remote.routing import ReplicaState
 
 MS, S = 1_000_000, 1_000_000_000

@@ -12,7 +12,7 @@ import torch
 from gpu.check import Check
 from gpu.side import PROMPT_S
 from telephony_tts.bench import machine
-from telephony_tts.bench.subject import random_model
+from telephony_tts.engines.cosyvoice2.random_speech import random_model
 
 
 def run(check: Check) -> None:

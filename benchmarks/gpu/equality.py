@@ -13,9 +13,9 @@ from torch import Tensor
 from gpu.check import Check
 from gpu.devices import CheckedDevice, CpuDevice
 from gpu.side import PROMPT_S, ModelSide, level_db
-from telephony_tts.bench.subject import random_model, random_text, random_tokens
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import extend_batch
+from telephony_tts.engines.cosyvoice2.random_speech import random_model, random_text, random_tokens
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.generation import whole_prompt
 from telephony_tts.engines.cosyvoice2.text.prompting import Request

@@ -13,7 +13,6 @@ from harness.synthesis import LinearWork
 from torch import Tensor
 
 from gpu.devices import CheckedDevice, CountedRecorder
-from telephony_tts.bench.subject import random_text, random_voice
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
@@ -31,6 +30,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.engines.cosyvoice2.random_speech import random_text, random_voice
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed, SentenceDecoding, whole_prompt
 from telephony_tts.engines.cosyvoice2.text.prompting import Request

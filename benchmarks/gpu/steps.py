@@ -12,7 +12,7 @@ import torch
 from gpu import trace
 from gpu.check import Check
 from gpu.side import PROMPT_S, ModelSide, StageWork
-from telephony_tts.bench.subject import random_model, random_text
+from telephony_tts.engines.cosyvoice2.random_speech import random_model, random_text
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from telephony_tts.bench.subject import random_model, random_text
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
@@ -29,6 +28,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
+from telephony_tts.engines.cosyvoice2.random_speech import random_model, random_text
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures

@@ -31,7 +31,7 @@ from telephony_tts.engines.cosyvoice2.settings import Settings
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
 VOICE = "prompted"
-"""The voice with a prompt of the random model (`bench.subject`)."""
+"""The voice with a prompt of the random model (`random_speech`)."""
 PRICES = NAMED_PRICES["h200"]
 COST_OF_RUN = replace(PRICES.cost, prefill=(1.8, 0.143), vocode=(1.1, 0.155))
 """The prices of an H200 for one run. A step of more than 16 prompts or vocoder rows has several runs, and each has its

@@ -7,8 +7,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config
+<<<<<<< HEAD
 from telephony_tts.app.engines import voice_directory
 from telephony_tts.runtime import logs, metrics
+=======
+from telephony_tts.app.engines import voice_folders
+from telephony_tts.ops import logs, metrics
+>>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.runtime.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -25,11 +30,10 @@ _LOW_DISK_MB = 200
 async def watch_disks(config: Config) -> None:
     """Measure the free space of the folders that the server writes to, beside the event loop: a disk of the network may
     hang."""
-    voices = voice_directory(config)
     folders = {
         "recordings": config.recordings.folder,
         "phrases": config.phrases.folder if config.phrases.enabled else None,
-        "voices": None if voices is None else str(voices),
+        "voices": next((str(folder) for folder in voice_folders(config)), None),
     }
     written = {name: folder for name, folder in folders.items() if folder is not None}
     pool = DaemonPool(1, "disks")

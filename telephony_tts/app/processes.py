@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from telephony_tts.app.config import Config
-from telephony_tts.app.engines import need_grpc, need_torch
+from telephony_tts.app.engines import shared_engine
+from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.app.serving import Served, import_slow_modules, serve
 from telephony_tts.app.settings import open_keys, open_lexicons, transport_settings
 from telephony_tts.fronts.supervisor import supervise
+<<<<<<< HEAD
 from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.errors import ConfigError
+=======
+from telephony_tts.ops import logs
+from telephony_tts.runtime import event_loop
+>>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.runtime.machine_limits import cpu_share
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_PROCESSES = 64
 """As in the setting `server.processes`."""
@@ -48,12 +51,7 @@ def n_processes(config: Config) -> int:
 async def _supervise(config: Config, n: int, announce: Callable[[Served], None] | None) -> None:
     """Run `n` fronts. What can be wrong with the settings is checked here, so that it is reported once."""
     transport_settings(config, open_lexicons(config), open_keys(config))
-    shared_engine = None
-    if config.engines.cosyvoice2.model is not None:
-        # One for all fronts: a model takes gigabytes, and batches of all calls are the fastest.
-        need_torch(config)
-        need_grpc()
-        shared_engine = ("cosyvoice2", config)
+    shared = shared_engine(config)
 
     def tell(served: Served) -> None:
         if announce is not None:
@@ -64,8 +62,9 @@ async def _supervise(config: Config, n: int, announce: Callable[[Served], None] 
     drain_s = server.drain_calls_s + server.drain_s
     reloads = bool(config.lexicons.files) or config.keys.file is not None or config.experiments.file is not None
     await supervise(
-        configs, server.host, server.port, drain_s, server.runtime_folder, tell, shared_engine, reloads=reloads
-    )
+        configs, server.host, server.port, drain_s, server.runtime_folder, tell,
+        None if shared is None else (shared, config), reloads=reloads,
+    )  # fmt: skip
 
 
 def config_of_front(config: Config, number: int, n: int) -> Config:
@@ -76,21 +75,10 @@ def config_of_front(config: Config, number: int, n: int) -> Config:
         return max(min(1, whole), whole // n + (number < whole % n))
 
     engines, phrases, sounds = config.engines, config.phrases, config.sounds
-    for name, each in engines.others.items():
-        if each.slots is not None and each.slots < n:
-            raise ConfigError(
-                f"engines.others.{name}.slots is {each.slots}, too few for {n} processes (server.processes): each "
-                f"process needs one. Set server.processes to at most {each.slots}"
-            )
+    parts: dict[str, Any] = {plugin.name: plugin.of_front(plugin.own(engines), part, n) for plugin in PLUGINS}
     return replace(
         config,
-        engines=replace(
-            engines,
-            hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
-            kokoro=replace(engines.kokoro, workers=part(engines.kokoro.workers)),
-            espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
-            others={name: replace(each, slots=part(each.facts.slots)) for name, each in engines.others.items()},
-        ),
+        engines=replace(engines, **parts),
         phrases=replace(phrases, memory_mb=part(phrases.memory_mb)),
         sounds=replace(sounds, memory_mb=part(sounds.memory_mb)),
     )

@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+<<<<<<< HEAD
 from telephony_tts.app.config import Config, doors, lexicon_names
 from telephony_tts.app.engines import voice_directory
+=======
+from telephony_tts.app.config import Config, lexicon_names
+from telephony_tts.app.engines import voice_records
+from telephony_tts.app.plugins import PLUGINS
+>>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.app.tls import tls_context
 from telephony_tts.engines.api import language_prefix
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
-from telephony_tts.engines.cosyvoice2.voices.voice_records import VoiceRecords
 from telephony_tts.experiments.arms import Experiment
 from telephony_tts.experiments.experiment_file import ExperimentReader
 from telephony_tts.experiments.running import voices_of
@@ -48,7 +52,9 @@ def session_settings(config: Config, lexicons: LexiconFiles | None = None) -> Se
     names = config.lexicons
     return SessionSettings.of(
         config.speech,
-        control_tokens=config.engines.cosyvoice2.control_tokens,
+        control_tokens=tuple(
+            token for plugin in PLUGINS for token in plugin.control_tokens(plugin.own(config.engines))
+        ),
         engine_timeout_ms=round(config.engines.timeout_s * 1000),
         barge_in=config.barge_in,
         caller=config.caller,
@@ -124,7 +130,7 @@ def transport_settings(
         token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
         key_lexicons={name: lexicon_names(listed) for name, listed in config.lexicons.named_keys.items()},
         keys=KeyRing(server.tokens, () if keys is None else keys.content, unix_s, server.supervisor_tokens),
-        owners=None if (folder := voice_directory(config)) is None else VoiceRecords(VoiceFolder(folder)),
+        owners=voice_records(config),
         tls=None if server.tls.cert is None else tls_context(server.tls),
     )
 

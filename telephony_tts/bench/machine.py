@@ -15,23 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
-from telephony_tts.runtime.errors import EngineUnavailable, shell_command
 
 LIBRARIES = ("torch", "numpy")
 POWERCAP = Path("/sys/class/powercap")
 SAMPLE_S = 0.25
-
-
-def need_gpu(device: str) -> None:
-    """Raises EngineUnavailable if the device is a GPU that PyTorch cannot use."""
-    if not device.startswith("cuda"):
-        return
-    # This imports PyTorch, which a run on a CPU should leave to the engine.
-    from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
-
-    problem = device_problem(device, cpu="--device cpu")
-    if problem is not None:
-        raise EngineUnavailable(f"--device {device}: {problem}; {shell_command('telephony-tts doctor')} lists the GPUs")
 
 
 def machine(device: str, names: Sequence[str] = LIBRARIES) -> dict[str, Any]:

@@ -7,11 +7,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.cli.settings import config_flags, overrides
 from telephony_tts.runtime import event_loop
 from telephony_tts.runtime.errors import ConfigError, EngineError
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from telephony_tts.app.config import Config
     from telephony_tts.bench.load import Load
     from telephony_tts.engines.api import Engine, Utterance
-    from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import FamilyName
-
-Run = Callable[[argparse.Namespace], int]
-Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
+    from telephony_tts.engines.plugin import AddCommand, BenchSubject, Run
 
 USAGE = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
 SCRIPTS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
@@ -71,11 +69,9 @@ PLOT_EXAMPLES = """examples:
 The chart also has published figures of other CosyVoice2 servers on one GPU.
 """
 MAX_SECONDS, MAX_CONCURRENCY = 30.0, 1024
-PROMPT_S = 3.5
-"""Of the voice of a random model."""
 
 
-def add_bench(command: Commands) -> None:
+def add_bench(command: AddCommand) -> None:
     """Add the command `bench` and its benchmarks."""
     parser = command("bench", "run a benchmark and write its result as JSON", EXAMPLES, _script)
     parser.usage = USAGE
@@ -89,7 +85,9 @@ def add_bench(command: Commands) -> None:
         sub.set_defaults(run=run, name=name)
         return sub
 
-    _engine_flags(benchmark("engine", "measure the CosyVoice2 engine with many callers", ENGINE_EXAMPLES, _engine))
+    if (subject := _subject()) is not None:
+        about = f"measure the engine {subject.name} with many callers"
+        _engine_flags(benchmark("engine", about, ENGINE_EXAMPLES, partial(_engine, subject)), subject)
     plot = benchmark("plot", "draw first audio by the number of callers", PLOT_EXAMPLES, _plot)
     plot.add_argument("results", metavar="RESULT.json", nargs="+", help="a file written by bench engine --json")
     plot.add_argument("-o", "--out", metavar="OUT.png", required=True, help="the chart to write: .png, .svg or .pdf")
@@ -100,38 +98,11 @@ def add_bench(command: Commands) -> None:
         script.add_argument("args", metavar="FLAGS", nargs=argparse.REMAINDER, help="passed on to the benchmark")
 
 
-def _engine_flags(flags: argparse.ArgumentParser) -> None:
-    what = flags.add_mutually_exclusive_group()
-    what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
-    what.add_argument(
-        "--random", choices=("full", "tiny"), help="random weights: 2.6 GB (300m: 1.7) as the official ones, or 6 MB"
-    )
-    flags.add_argument(
-        "--family", choices=("cosyvoice2", "300m"), help="with --random: CosyVoice2 (default) or CosyVoice-300M-SFT"
-    )
-    flags.add_argument(
-        "--keep", metavar="DIR", help="with --random: keep the weights there for the next run; one DIR per family"
-    )
-    flags.add_argument(
-        "--flow-steps", metavar="N", type=int,
-        help="Euler steps of the flow: fewer are faster and less exact (default 10, or that of --config)",
-    )
-    flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
-    flags.add_argument(
-        "--dtype", choices=("auto", "float32", "float16", "bfloat16"),
-        help="of the weights (default auto, or that of --config; the result says what was chosen)",
-    )
-    flags.add_argument(
-        "--threads", metavar="N", type=int, help="threads of PyTorch on a CPU (default auto, or that of --config)"
-    )
-    flags.add_argument("--profile", metavar="P", help="lengths of the chunks: auto, default, cpu, fast or upstream")
+def _engine_flags(flags: argparse.ArgumentParser, subject: BenchSubject) -> None:
+    subject.add_flags(flags)
     flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
     flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
     flags.add_argument("--seconds", metavar="S", type=float, default=8.0, help="of speech in a turn (%(default)s)")
-    flags.add_argument(
-        "--prompt-seconds", metavar="S", type=float,
-        help=f"with --random: length of the voice's recording ({PROMPT_S}; voices of 300m have none)",
-    )
     flags.add_argument(
         "--mode", choices=("closed", "open", "both"), help="the loop (default closed; with --arrivals-per-s open)"
     )
@@ -150,29 +121,32 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------------- the engine
 
 
-def _engine(arguments: argparse.Namespace) -> int:
+def _subject() -> BenchSubject | None:
+    """What can be measured: that of the first engine that has it."""
+    subjects = (plugin.bench_subject() for plugin in PLUGINS)
+    return next((subject for subject in subjects if subject is not None), None)
+
+
+def _engine(subject: BenchSubject, arguments: argparse.Namespace) -> int:
     """Run `bench engine`. Exit status 0; 1 if a turn failed; 130 after Ctrl-C, which keeps the rows measured so far."""
-    from telephony_tts.app.engines import need_torch
-    from telephony_tts.bench import machine
+    from telephony_tts.app import config
     from telephony_tts.bench.runs import table
 
-    if arguments.model is None and arguments.random is None:
-        arguments.model = _configured_model(arguments.config)
+    subject.check(arguments, config.load)
     loads = _loads(arguments)
     out = None if arguments.json is None else _writable(Path(arguments.json))
-    settings = _settings(arguments, "of the run", loads)  # errors come before the weights are written
-    need_torch()
-    machine.need_gpu(settings.engines.cosyvoice2.device)
-    if arguments.random is not None:
-        loads = [_with_random_length(load, arguments.family) for load in loads]
+    settings = _settings(subject, arguments, "of the run", loads)  # errors come before the weights are written
+    subject.need(settings)
+    if (seconds := subject.seconds(arguments)) != arguments.seconds:  # the rate of the open loop depends on it
+        loads = [load.with_seconds(seconds) for load in loads]
     rows: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     interrupted = False
     try:
-        with event_loop.quick_turns(), _model(arguments) as directory:  # as in the server
-            settings = _settings(arguments, str(directory), loads)
-            about.update(_about(arguments, settings))
-            asyncio.run(_measure(arguments, settings, loads, about, rows))
+        with event_loop.quick_turns(), subject.model(arguments, _progress) as directory:  # as in the server
+            settings = _settings(subject, arguments, str(directory), loads)
+            about.update(_about(subject, arguments, settings))
+            asyncio.run(_measure(subject, arguments, settings, loads, about, rows))
     except KeyboardInterrupt:
         interrupted = True
         _progress("interrupted; these are the results so far")
@@ -190,22 +164,11 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
 
     for flag, value, least, most in (
         ("--seconds", arguments.seconds, 0.1, MAX_SECONDS),
-        ("--prompt-seconds", arguments.prompt_seconds, 0.0, MAX_SECONDS),
         ("--turns", arguments.turns, 1, 100_000),
         ("--cancel-every", arguments.cancel_every, 0.01, 3600),
     ):
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{flag} is {value}; expected {least:g} to {most:g}")
-    for flag, value in (("--keep", arguments.keep), ("--family", arguments.family)):
-        if value is not None and arguments.random is None:
-            raise ConfigError(f"{flag} goes with --random")
-    if arguments.family == "300m" and arguments.prompt_seconds:
-        raise ConfigError("--prompt-seconds goes with CosyVoice2; the voices of --family 300m have no recording")
-    arguments.family = arguments.family or "cosyvoice2"
-    if arguments.prompt_seconds is None:
-        arguments.prompt_seconds = PROMPT_S if arguments.family == "cosyvoice2" else 0.0
-    if arguments.voice is not None and arguments.random is not None:
-        raise ConfigError("--voice goes with --model; the voice of a random model follows from --prompt-seconds")
     rates = [] if arguments.arrivals_per_s is None else arrival_rates(arguments.arrivals_per_s)
     if rates and arguments.mode == "closed":
         raise ConfigError("--arrivals-per-s goes with --mode open or both")
@@ -249,92 +212,26 @@ def arrival_rates(text: str) -> list[float]:
     return rates
 
 
-def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) -> Config:
+def _settings(subject: BenchSubject, arguments: argparse.Namespace, model: str, loads: Sequence[Load]) -> Config:
     """The settings of a server with a slot for every caller, unless --config or --set has other slots."""
     from telephony_tts.app import config
 
-    slots = None if arguments.config else max(config.CosyVoice2Settings().slots, *(load.most_at_once for load in loads))
-    key = "engines.cosyvoice2"
-    return config.load(
-        arguments.config,
-        {
-            "engines.default": "cosyvoice2",
-            f"{key}.model": model,
-            f"{key}.device": arguments.device,
-            f"{key}.dtype": arguments.dtype,
-            f"{key}.threads": arguments.threads,
-            f"{key}.flow_steps": arguments.flow_steps,
-            f"{key}.profile": arguments.profile,
-            f"{key}.slots": slots,
-            **overrides(arguments),
-        },
-    )
+    n_slots = None if arguments.config else max(load.most_at_once for load in loads)
+    own = subject.overrides(arguments, model, n_slots)
+    given = {f"engines.{subject.name}.{key}": value for key, value in own.items()}
+    return config.load(arguments.config, {"engines.default": subject.name, **given, **overrides(arguments)})
 
 
-@contextmanager
-def _model(arguments: argparse.Namespace) -> Iterator[Path]:
-    from telephony_tts.bench.subject import random_model
-
-    if arguments.random is None:
-        yield Path(arguments.model)
-        return
-    keep = None if arguments.keep is None else Path(arguments.keep)
-    _progress(f"random weights of {arguments.family}, {arguments.random} size")
-    with random_model(arguments.random, arguments.prompt_seconds, keep, arguments.family) as directory:
-        yield directory
-
-
-def _configured_model(file: str | None) -> str:
-    """The model directory of a configuration. Raises ConfigError if it names none."""
-    from telephony_tts.app import config
-
-    model = None if file is None else config.load(file).engines.cosyvoice2.model
-    if model is None:
-        raise ConfigError("no model to measure: give --model DIR, --random full or tiny, or --config with a model")
-    return model
-
-
-def _seconds(arguments: argparse.Namespace) -> float:
-    """The length of a turn's speech that the model makes."""
-    from telephony_tts.bench.subject import random_seconds
-
-    return arguments.seconds if arguments.random is None else random_seconds(arguments.seconds, arguments.family)
-
-
-def _with_random_length(load: Load, family: FamilyName) -> Load:
-    """The load with the length of speech that a random model makes; the rate of the open loop depends on it."""
-    from telephony_tts.bench.subject import random_seconds
-
-    return load.with_seconds(random_seconds(load.seconds, family))
-
-
-def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
+def _about(subject: BenchSubject, arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
     """The result without its figures. It has the name of the model directory, not its path."""
     from telephony_tts.bench import machine
-    own = settings.engines.cosyvoice2
+
     return {
-        "machine": machine.machine(own.device),
+        "machine": machine.machine(subject.device(settings)),
         "commit": machine.commit(),
         "settings": {
-            "model": f"random {arguments.random}" if arguments.random else Path(arguments.model).resolve().name,
-            "family": arguments.family if arguments.random else None,
-            "flow_steps": own.flow_steps,
-            "device": own.device,
-            "dtype": own.dtype,
-            "lm_dtype": own.lm_dtype,
-            "flow_dtype": own.flow_dtype,
-            "vocoder_dtype": own.vocoder_dtype,
-            "finish": own.finish,
-            "ready_voices": own.ready_voices,
-            "flow_memory_mb": own.flow_memory_mb,
-            "isolation": own.isolation,
-            "ahead_ms": own.ahead_ms,
-            "profile": own.profile,
-            "threads": own.threads,
-            "workers": own.workers,
-            "slots": own.slots,
-            "seconds": _seconds(arguments),
-            "prompt_seconds": arguments.prompt_seconds if arguments.random else None,
+            **subject.about(arguments, settings),
+            "seconds": subject.seconds(arguments),
             "concurrency": concurrencies(arguments.concurrency),
             "mode": arguments.mode,
             "arrivals_per_s": None if arguments.arrivals_per_s is None else arrival_rates(arguments.arrivals_per_s),
@@ -347,6 +244,7 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
 
 
 async def _measure(
+    subject: BenchSubject,
     arguments: argparse.Namespace,
     settings: Config,
     loads: Sequence[Load],
@@ -357,16 +255,16 @@ async def _measure(
     from telephony_tts.app.engines import build_catalog
     from telephony_tts.bench.load import Callers
     from telephony_tts.bench.runs import run
-    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 
-    (engine,) = (each for each in build_catalog(settings).engines if isinstance(each, CosyVoice2Engine))
+    engine = next(each for each in build_catalog(settings).engines if each.name == subject.name)
     _progress("the engine starts")
     await engine.start()
     try:
-        about["settings"] |= engine.choice.as_dict()
-        for line in (*engine.choice.reasons, *engine.choice.warnings):
+        chosen, reasons = subject.choice(engine)
+        about["settings"] |= chosen
+        for line in reasons:
             _progress(line)
-        say = _say(arguments, engine)
+        say = _say(subject, arguments, engine)
         about["settings"]["voice"] = say(0, 0).voice
         _progress("warm-up: one turn that is not measured")
         warming = Callers(engine, say, loads[0].warm_up())
@@ -374,24 +272,20 @@ async def _measure(
         if warming.turns[0].error is not None:
             raise EngineError(f"the first turn failed: {warming.turns[0].error}")
         for load in loads:
-            await run(engine, say, load, settings.engines.cosyvoice2.device, rows, _progress)
+            await run(engine, say, load, subject.device(settings), rows, _progress)
     finally:
         await engine.close()
 
 
-def _say(arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], Utterance]:
+def _say(subject: BenchSubject, arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], Utterance]:
     """A function that makes the utterance of a turn."""
-    from telephony_tts.bench import subject
+    from telephony_tts.bench.sentences import real_text
     from telephony_tts.engines.api import Utterance
 
-    voice, fixed, family = arguments.voice or engine.voices[0].name, None, arguments.family
-    if arguments.random:
-        voice, fixed = (
-            subject.random_voice(arguments.prompt_seconds, family), subject.random_text(arguments.seconds, family)
-        )
+    voice, fixed = subject.voice(arguments, engine), subject.text(arguments)
 
     def say(index: int, now_ns: int) -> Utterance:
-        text = fixed or subject.real_text(index, arguments.seconds)
+        text = fixed or real_text(index, arguments.seconds)
         return Utterance(f"turn {index}", text, voice=voice, seed=index, deadline_ns=now_ns)
 
     engine.check(say(0, 0))

@@ -14,7 +14,7 @@ from telephony_tts.cli.settings import config_flags, load
 if TYPE_CHECKING:
     from telephony_tts.app.config import Config
     from telephony_tts.engines.api import Engine
-    from telephony_tts.engines.remote.server import EngineServer
+    from telephony_tts.engines.remote import EngineServer
 
 EXAMPLES = """examples:
   telephony-tts engine serve --config configs/server.yaml --listen unix:/run/telephony-tts/engine.sock
@@ -49,8 +49,15 @@ def add_engine(command: Command) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
+<<<<<<< HEAD
     from telephony_tts.app.engines import need_grpc, served_engine
     from telephony_tts.runtime import event_loop, logs
+=======
+    from telephony_tts.app.engines import served_engine
+    from telephony_tts.engines.remote import need_grpc
+    from telephony_tts.ops import logs
+    from telephony_tts.runtime import event_loop
+>>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 
     event_loop.share_one_arena()
     settings = load(config.load, arguments, {})
@@ -64,15 +71,14 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 async def _run(settings: Config, engine: Engine, listen: str) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal does not wait."""
-    from telephony_tts.app.engines import engine_tls, engine_voices
+    from telephony_tts.app.engines import engine_server, engine_voices
     from telephony_tts.app.serving import unless_stopped
-    from telephony_tts.engines.remote.addresses import parse_address
-    from telephony_tts.engines.remote.server import EngineServer
+    from telephony_tts.engines.remote import parse_address
     from telephony_tts.runtime import event_loop
 
     address = parse_address(listen)
     voices = engine_voices(settings, engine)
-    server = EngineServer(engine, token=settings.engines.remote.token, tls=engine_tls(settings), voices=voices)
+    server = engine_server(settings, engine, voices)
     at_once = asyncio.Event()
     with event_loop.stop_signals(at_once.set) as stop:
         try:

@@ -10,7 +10,7 @@ from telephony_tts.cli.settings import config_flags, load
 from telephony_tts.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from telephony_tts.app.config import Config
+    from telephony_tts.engines.remote import RemoteSettings
 
 STATUS_EXAMPLES = """examples:
   telephony-tts engine status 127.0.0.1:8090
@@ -35,23 +35,21 @@ def add_status(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _status(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-    from telephony_tts.app.engines import need_grpc
+    from telephony_tts.app.engines import remote_settings
+    from telephony_tts.engines.remote import need_grpc
 
-    settings = load(config.load, arguments, {})
+    settings = remote_settings(load(config.load, arguments, {}))
     need_grpc()
-    return asyncio.run(_ask(settings, arguments.address or settings.engines.remote.target, arguments.within_s))
+    return asyncio.run(_ask(settings, arguments.address or settings.target, arguments.within_s))
 
 
-async def _ask(settings: Config, listed: str | None, within_s: float) -> int:
-    from telephony_tts.app.engines import engine_tls
-    from telephony_tts.engines.remote.addresses import parse_addresses
-    from telephony_tts.engines.remote.client import RemoteEngine
+async def _ask(settings: RemoteSettings, listed: str | None, within_s: float) -> int:
+    from telephony_tts.engines.remote import connect, parse_addresses
 
     if listed is None:
         raise ConfigError("no address; give one such as 10.0.0.5:8090, or set engines.remote.target")
     targets = [str(address) for address in parse_addresses(listed)]
-    token, tls = settings.engines.remote.token, engine_tls(settings)
-    engine = RemoteEngine("remote", targets, token=token, start_timeout_s=within_s, tls=tls)
+    engine = connect("remote", targets, settings, start_timeout_s=within_s)
     await engine.start()
     try:
         stats = engine.stats()

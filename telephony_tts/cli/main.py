@@ -1,5 +1,5 @@
-"""The command line: serve, engine, ray, say, voices, sounds, lexicon, experiments, keys, replay, models, phrases,
-doctor, bench."""
+"""The command line: serve, engine, say, voices, sounds, lexicon, experiments, keys, replay, doctor, phrases, bench, and
+the commands of engines: ray, models."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import errno
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.cli import bench as cli_bench
-from telephony_tts.cli import cosyvoice2 as cli_cosyvoice2
 from telephony_tts.cli import engine as cli_engine
 from telephony_tts.cli import experiments as cli_experiments
 from telephony_tts.cli import lexicon as cli_lexicon
 from telephony_tts.cli import phrases as cli_phrases
-from telephony_tts.cli import ray as cli_ray
 from telephony_tts.cli import replay as cli_replay
 from telephony_tts.cli import say as cli_say
+from telephony_tts.cli import voices as cli_voices
 from telephony_tts.cli.settings import config_flags, load, overrides
+from telephony_tts.engines.plugin import CommandLine
 from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ _SOUNDS_EXAMPLES = """examples:
   telephony-tts sounds
   telephony-tts sounds --set sounds.folder=music
 """
-_PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices", "engines.kokoro.voices")
-"""Settings of speech that are paths; --set reads them relative to the current directory."""
 _SERVE_FLAGS = {
     "server.host": "--host",
     "server.port": "--port",
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0 success, 1 failure, 2 wrong use."""
     given = list(sys.argv[1:] if argv is None else argv)
     _check_benchmark(given)
-    arguments = _parser().parse_args(cli_cosyvoice2.with_action(given))
+    arguments = _parser().parse_args(cli_voices.with_action(given))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
@@ -138,12 +137,10 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_engine.add_engine(command)
 
-    cli_ray.add_ray(command)
-
     say = command("say", "speak a text into a file, as a caller would hear it", cli_say.EXAMPLES, cli_say.say)
     cli_say.add_flags(say)
 
-    cli_cosyvoice2.add_voices(command)
+    voices = cli_voices.add_voices(command)
 
     sounds = command("sounds", "list the sounds that a bot can play", _SOUNDS_EXAMPLES, _sounds)
     config_flags(sounds)
@@ -158,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", "show what is installed, what is missing, how to install it", _DOCTOR_EXAMPLES, _doctor)
     config_flags(doctor)
 
-    cli_cosyvoice2.add_models(command)
+    line = CommandLine(command, voices, config_flags, _load)
+    for plugin in PLUGINS:
+        plugin.add_commands(line)
 
     cli_phrases.add_phrases(command)
 
@@ -191,6 +190,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _load(arguments: argparse.Namespace, flags: Mapping[str, str]) -> Config:
+    from telephony_tts.app import config
+
+    return load(config.load, arguments, flags)
+
+
 def _first(error: BaseException) -> BaseException:
     """The first error inside the groups that task groups raise."""
     while isinstance(error, BaseExceptionGroup):
@@ -213,11 +218,13 @@ def _speech_flags(arguments: argparse.Namespace) -> list[str]:
 
     Other flags are left out, because they may hold secrets.
     """
+    from telephony_tts.app.config import ENGINE_PATHS
+
     flags = ["--config", os.path.abspath(arguments.config)] if arguments.config else []
     flags += ["--voice", arguments.voice] if arguments.voice else []
     for pair in arguments.set:
         key, _, value = pair.strip().partition("=")
-        if key.strip() in _PATHS and overrides(argparse.Namespace(set=[pair]))[key.strip()] is not None:
+        if key.strip() in ENGINE_PATHS and overrides(argparse.Namespace(set=[pair]))[key.strip()] is not None:
             pair = f"{key}={os.path.abspath(value.strip())}"
         if key.startswith(("speech.", "engines.")):
             flags += ["--set", pair]

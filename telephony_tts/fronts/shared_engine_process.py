@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 from telephony_tts.app.engines import local_engine
 from telephony_tts.app.serving import unless_stopped
+from telephony_tts.engines import remote
 from telephony_tts.engines.api import Engine
-from telephony_tts.engines.remote.addresses import parse_address
-from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.fronts.control_messages import EngineOrder, FrontReady, packed, read_order
 from telephony_tts.fronts.front_process import ending_with_parent, telling_failure
 from telephony_tts.runtime import event_loop, logs
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.remote import EngineServer
 
 
 def main(fd: int) -> None:
@@ -32,11 +35,11 @@ def main(fd: int) -> None:
 
 
 async def _serve(order: EngineOrder, engine: Engine, control: socket.socket) -> None:
-    server = EngineServer(engine)
+    server = remote.serve_engine(engine)
     at_once = asyncio.Event()
     with event_loop.stop_signals(at_once.set) as stop, ending_with_parent(control):
         try:
-            await server.listen(parse_address(order.address))
+            await server.listen(remote.parse_address(order.address))
             if not await unless_stopped(stop, engine.start()):
                 return
             event_loop.settle()

@@ -10,12 +10,35 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from telephony_tts.engines.cosyvoice2.choice import CpuShare
 
 NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a number near 2^63 for "no limit"."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShare:
+    """The part of a machine's processor that this process may use."""
+
+    n_cpus: int
+    """Logical processors of its affinity mask."""
+    n_cores: int
+    """Physical cores among them."""
+    quota: float | None = None
+    """Processors' worth of time that its control group allows; None without a limit."""
+
+    @property
+    def usable(self) -> float:
+        """Processors' worth of time."""
+        return float(self.n_cpus) if self.quota is None else min(float(self.n_cpus), self.quota)
+
+    def __str__(self) -> str:
+        cpus = f"{self.n_cpus} CPU{'s' if self.n_cpus != 1 else ''}"
+        if self.n_cores < self.n_cpus:
+            cpus += f" ({self.n_cores} core{'s' if self.n_cores != 1 else ''})"
+        limited = self.quota is not None and self.quota < self.n_cpus
+        return f"{cpus}, of which the control group allows {self.quota:g}" if limited else cpus
 
 
 def cpu_model(root: Path = Path("/")) -> str:

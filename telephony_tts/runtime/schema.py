@@ -182,7 +182,7 @@ class _Reader:
 
 def _named_section(hint: Any) -> type[Any] | None:
     """The dataclass of a field that maps names to sections. None for every other field."""
-    if typing.get_origin(hint) is not Mapping:
+    if typing.get_origin(hint) not in (Mapping, dict):
         return None
     kind: type[Any] = typing.get_args(hint)[1]
     return kind if is_dataclass(kind) else None

@@ -14,6 +14,7 @@ import torch
 
 from telephony_tts.bench import machine
 from telephony_tts.bench.machine import Meter, Rapl
+from telephony_tts.engines.cosyvoice2.bench_subject import need_gpu
 from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
 from telephony_tts.runtime.errors import EngineUnavailable
 
@@ -157,9 +158,9 @@ def test_a_gpu_whose_driver_reports_nothing(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_an_error_at_once() -> None:
-    machine.need_gpu("cpu")
+    need_gpu("cpu")
     with pytest.raises(EngineUnavailable, match=r"--device cuda:0: .*; .*, or --device cpu needs no GPU; .* doctor"):
-        machine.need_gpu("cuda:0")
+        need_gpu("cuda:0")
 
 
 def test_an_unusable_gpu_is_refused_with_the_engines_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +171,10 @@ def test_an_unusable_gpu_is_refused_with_the_engines_reason(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
     with pytest.raises(EngineUnavailable) as refused:
-        machine.need_gpu("cuda")
+        need_gpu("cuda")
     assert f"--device cuda: {device_problem('cuda')}; " in refused.value.message and "7.5" in refused.value.message
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    machine.need_gpu("cuda")
+    need_gpu("cuda")
 
 
 @pytest.mark.slow

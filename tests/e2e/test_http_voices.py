@@ -22,11 +22,11 @@ import soundfile
 from rig import Rig, run, speech_settings, until
 from server_settings import transport_settings
 
-from telephony_tts.app.engines import spoken
 from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
+from telephony_tts.engines.cosyvoice2.plugin import spoken
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import PROMPTS_FOLDER
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService

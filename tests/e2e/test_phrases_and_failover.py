@@ -182,7 +182,7 @@ def test_a_server_replaces_an_engine_that_is_late_overloaded_or_left_out(
 ) -> None:
     """The third turn does not wait for the engine that failed twice: its circuit is open."""
     faulty = Faulty(fault)
-    monkeypatch.setattr("telephony_tts.app.engines.EspeakEngine", lambda **_: faulty)
+    monkeypatch.setattr("telephony_tts.engines.espeak.engine.EspeakEngine", lambda **_: faulty)
     on = settings(
         engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=200,
         engines__fallback_after=2,
@@ -210,7 +210,7 @@ def test_a_server_with_a_fallback_speaks_on_when_its_engine_dies(monkeypatch: py
         def __init__(self, **_: object) -> None:
             super().__init__(name="espeak", fail_after_chunks=6)
 
-    monkeypatch.setattr("telephony_tts.app.engines.EspeakEngine", lambda **_: Dying())
+    monkeypatch.setattr("telephony_tts.engines.espeak.engine.EspeakEngine", lambda **_: Dying())
     on = settings(engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=500)
     (turn,) = asyncio.run(served(on, say("Thank you for calling, please hold the line.")))
     audio, done = turn

@@ -10,8 +10,8 @@ from neighbour import neighbour
 from rig import run, serving
 from test_http_voices import BAD, SAID, WITHIN_S, NoEngine, good
 
-from telephony_tts.app.engines import spoken
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.plugin import spoken
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.runtime.errors import AudioError
 

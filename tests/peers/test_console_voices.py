@@ -22,10 +22,10 @@ from console_page import console, picture, recorder_served, settled, violations
 from rig import Rig, run, speech_settings
 from server_settings import transport_settings
 
-from telephony_tts.app.engines import spoken
 from telephony_tts.cli.main import main as cli
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.plugin import spoken
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from telephony_tts.engines.cosyvoice2.settings import AUTO, INT8, MIXED, Precision
+from telephony_tts.runtime.machine_limits import CpuShare
 
 NETWORKS = ("lm", "flow", "vocoder")
 BY_EXACTNESS = ("float32", "bfloat16", MIXED, INT8)
@@ -75,40 +76,6 @@ class CpuTimings:
         if network == "lm":
             return {name: (alone + self.lm_shared[name]) / 2 for name, alone in self.lm.items()}
         return self.of(network)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuShare:
-    """The part of a machine's processor that this process may use."""
-
-    n_cpus: int
-    """Logical processors of its affinity mask."""
-    n_cores: int
-    """Physical cores among them."""
-    quota: float | None = None
-    """Processors' worth of time that its control group allows; None without a limit."""
-
-    @property
-    def usable(self) -> float:
-        """Processors' worth of time."""
-        return float(self.n_cpus) if self.quota is None else min(float(self.n_cpus), self.quota)
-
-    @property
-    def most_lanes(self) -> int:
-        """Lanes that may compute at once.
-
-        A part of a core is left to the server: a group that has used up its quota stops until the next period, and the
-        server with it. Two logical processors of one core count as one, unless there are only two: then the measured
-        slow-down tells what the second one is worth.
-        """
-        return max(1, min(math.floor(self.usable), max(2, self.n_cores), MOST_LANES))
-
-    def __str__(self) -> str:
-        cpus = f"{self.n_cpus} CPU{'s' if self.n_cpus != 1 else ''}"
-        if self.n_cores < self.n_cpus:
-            cpus += f" ({self.n_cores} core{'s' if self.n_cores != 1 else ''})"
-        limited = self.quota is not None and self.quota < self.n_cpus
-        return f"{cpus}, of which the control group allows {self.quota:g}" if limited else cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +199,19 @@ def _by_time(timings: CpuTimings, precision: Precision) -> Iterator[Precision]:
     return (Precision(*parts) for parts in sorted(itertools.product(*options), key=seconds))
 
 
+def most_lanes(share: CpuShare) -> int:
+    """Lanes that may compute at once.
+
+    A part of a core is left to the server: a group that has used up its quota stops until the next period, and the
+    server with it. Two logical processors of one core count as one, unless there are only two: then the measured
+    slow-down tells what the second one is worth.
+    """
+    return max(1, min(math.floor(share.usable), max(2, share.n_cores), MOST_LANES))
+
+
 def _lanes(timings: CpuTimings, share: CpuShare) -> int:
     n = 1
-    while n < share.most_lanes:
+    while n < most_lanes(share):
         gain = speed_of_lanes(n + 1, timings.slowdown) / speed_of_lanes(n, timings.slowdown)
         if gain < LANE_GAIN:
             break
@@ -266,5 +243,5 @@ def _why_lanes(
     lanes: int, threads: int, n_lanes: int | None, n_threads: int | None, timings: CpuTimings, share: CpuShare
 ) -> str:
     workers = f"workers: {lanes}{' as set' if n_lanes else ''}, threads: {threads}{' as set' if n_threads else ''}"
-    both = f"; two workers at once do the work of {2 / timings.slowdown:.2f}" if share.most_lanes > 1 else ""
+    both = f"; two workers at once do the work of {2 / timings.slowdown:.2f}" if most_lanes(share) > 1 else ""
     return f"{workers} ({share}{both})"

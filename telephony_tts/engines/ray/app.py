@@ -21,10 +21,16 @@ from telephony_tts.app.config import Config
 from telephony_tts.app.engines import engine_voices, served_engine
 from telephony_tts.engines.api import HasVersion
 from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
+from telephony_tts.engines.ray.plugin import PLUGIN
 from telephony_tts.engines.ray.replicas import ANNOUNCE_S, NAMESPACE, ReplicaEntry, ReplicaTable, directory_name
+<<<<<<< HEAD
 from telephony_tts.engines.remote.addresses import EngineAddress
 from telephony_tts.engines.remote.server import EngineServer
 from telephony_tts.runtime import logs
+=======
+from telephony_tts.engines.remote import EngineAddress, serve_engine
+from telephony_tts.ops import logs
+>>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)
@@ -83,7 +89,7 @@ class EngineReplica:
 
     async def __init__(self, settings: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.setup(settings.log)
-        ray_settings = settings.engines.ray
+        ray_settings = PLUGIN.own(settings.engines)
         self._settings = ray_settings
         self._drain_s = settings.server.drain_s
         self._id = serve.get_replica_context().replica_id.unique_id
@@ -91,7 +97,7 @@ class EngineReplica:
         self._engine = served_engine(own)
         token = secrets.token_hex(32)
         self._voices = engine_voices(own, self._engine)
-        self._server = EngineServer(self._engine, token=token, voices=self._voices)
+        self._server = serve_engine(self._engine, token=token, voices=self._voices)
         await self._engine.start()
         address = await self._server.listen(EngineAddress(host=ray.util.get_node_ip_address(), port=0))
         self._server.engine_is_loaded()
@@ -184,7 +190,7 @@ def build(args: Mapping[str, Any]) -> Any:
     settings = args.get("settings")
     if settings is None:
         settings = config.load(args.get("config"), dict(args.get("set", {})))
-    chosen = settings.engines.ray
+    chosen = PLUGIN.own(settings.engines)
     scale: dict[str, Any] = {"num_replicas": chosen.replicas}
     if chosen.max_replicas is not None:
         scale = {

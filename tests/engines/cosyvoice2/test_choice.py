@@ -13,7 +13,6 @@ import pytest
 
 from telephony_tts.engines.cosyvoice2.choice import (
     MOST_LANES,
-    CpuShare,
     CpuTimings,
     EngineChoice,
     alone_s,
@@ -23,6 +22,7 @@ from telephony_tts.engines.cosyvoice2.choice import (
     without_timings,
 )
 from telephony_tts.engines.cosyvoice2.settings import AUTO, Precision
+from telephony_tts.runtime.machine_limits import CpuShare
 
 ALL_AUTO = Precision.of(AUTO)
 LM_WEIGHTS, FLOW_GFLOP, VOCODER_GFLOP, TOKENS = 0.364e9, 142.0, 26.0, 25

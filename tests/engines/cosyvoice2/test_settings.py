@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from telephony_tts.app.config import CosyVoice2Settings
+from telephony_tts.engines.cosyvoice2.configuration import CosyVoice2Settings
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 from telephony_tts.engines.cosyvoice2.settings import (
     AUTO,

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from telephony_tts.app.engines import other_engine
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake.engine import render
 from telephony_tts.engines.others.other_engine import OtherEngine
+from telephony_tts.engines.others.plugin import other_engine
 from telephony_tts.engines.others.settings import OtherEngineSettings
 from telephony_tts.runtime.schema import read_section
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.app.config import ENGINES, Config, load
+from telephony_tts.app.config import Config, load
 from telephony_tts.app.engines import build_catalog
 from telephony_tts.app.processes import config_of_front
 from telephony_tts.engines.others.settings import KINDS
@@ -42,7 +42,7 @@ def test_two_servers_of_one_kind_beside_each_other(tmp_path: Path) -> None:
     assert (good.facts.rate_hz, good.facts.slots) == (24_000, KINDS["vllm_omni"].slots)
     assert good.voices["anna"].wav == str(tmp_path / "voices" / "anna.wav"), "paths are relative to the file"
     assert good.is_encrypted and not fast.is_encrypted
-    assert config.engines.names == (*ENGINES, "fast", "good")
+    assert config.engines.names == ("hibari", "kokoro", "espeak", "fake", "cosyvoice2", "remote", "ray", "fast", "good")
 
 
 def test_a_key_is_a_secret_and_may_come_from_the_environment(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_missing_package_names_the_extra(
     section: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = loaded(f"engines: {{others: {{x: {{{section}}}}}}}", tmp_path)
-    monkeypatch.setattr("telephony_tts.app.engines.is_installed", lambda name: name != package)
+    monkeypatch.setattr("telephony_tts.engines.others.plugin.has_module", lambda name: name != package)
     wanted = rf"engines\.others\.x needs {package}: \.venv/bin/pip install -e '\.\[others\]'"
     with pytest.raises(EngineUnavailable, match=wanted):
         build_catalog(config)

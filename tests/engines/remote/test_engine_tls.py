@@ -15,6 +15,7 @@ from conformance import joined, speak
 from engine_servers import attached, engine_server
 
 from telephony_tts.app import config
+from telephony_tts.app.engines import local_engine
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.fake.engine import FakeEngine, render
 from telephony_tts.engines.remote.addresses import parse_address
@@ -138,9 +139,7 @@ def test_the_commands_take_the_files_of_the_configuration(folder: Path) -> None:
         settings = config.load(None, given, token)
 
         async def work() -> None:
-            from telephony_tts.app.engines import remote_engine
-
-            engine = remote_engine(settings)
+            engine = local_engine(settings, "remote")
             await engine.start()
             try:
                 assert np.array_equal(joined(await speak(engine, Utterance("u", TEXT))), render(TEXT))

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from telephony_tts.engines.cosyvoice2.choice import (
-    CpuShare,
     CpuTimings,
     EngineChoice,
     choose,
@@ -31,7 +30,7 @@ from telephony_tts.engines.cosyvoice2.settings import INT8, Precision, Settings
 from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import EngineUnavailable
-from telephony_tts.runtime.machine_limits import cpu_model, cpu_share, memory_free
+from telephony_tts.runtime.machine_limits import CpuShare, cpu_model, cpu_share, memory_free
 
 log = logging.getLogger(__name__)
 

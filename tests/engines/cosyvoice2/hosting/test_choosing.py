@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES
-from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
+from telephony_tts.engines.cosyvoice2.choice import CpuTimings
 from telephony_tts.engines.cosyvoice2.device.memory_need import memory_need
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, timings_of_this_cpu, where_kept
@@ -18,6 +18,7 @@ from telephony_tts.engines.cosyvoice2.model.config import ModelConfig, official_
 from telephony_tts.engines.cosyvoice2.settings import AUTO, Precision, Settings
 from telephony_tts.engines.kernels import library as kernels
 from telephony_tts.runtime.errors import EngineUnavailable
+from telephony_tts.runtime.machine_limits import CpuShare
 
 OFFICIAL = ModelConfig()
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from speaking import NEIGHBOUR, SENTENCE, n_empty
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.conversion import convert
-from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings, EngineChoice
+from telephony_tts.engines.cosyvoice2.choice import CpuTimings, EngineChoice
 from telephony_tts.engines.cosyvoice2.device import runner
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import SleepingLanes
 from telephony_tts.engines.cosyvoice2.hosting import choosing
@@ -30,6 +30,7 @@ from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision, Se
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.runtime.errors import EngineError, EngineUnavailable
+from telephony_tts.runtime.machine_limits import CpuShare
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.plugin import CommandLine
 from telephony_tts.engines.ray import reach
+from telephony_tts.engines.ray.plugin import PLUGIN, need_ray
+from telephony_tts.engines.ray.settings import RaySettings
 from telephony_tts.runtime.clock import NS_PER_S, monotonic_ns
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable, shell_command
 
 if TYPE_CHECKING:
-    from telephony_tts.app.config import Config, RaySettings
+    from telephony_tts.app.config import Config
 
 EXAMPLES = """examples:
   ray start --head                                              a cluster on this machine
@@ -29,12 +32,10 @@ ANSWER_S = 10.0
 TELL_S = 15.0
 """While replicas start, a line says so often what they wait for."""
 
-Command = Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 
-
-def add_ray(command: Command) -> None:
+def add_ray(line: CommandLine) -> None:
     """The commands `ray up`, `ray status` and `ray down`."""
-    parser = command("ray", "run replicas of an engine on Ray Serve", EXAMPLES, _status)
+    parser = line.command("ray", "run replicas of an engine on Ray Serve", EXAMPLES, partial(_status, line))
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, help_text, run in (
         ("up", "start the replicas, or change them to the configuration", _up),
@@ -44,22 +45,22 @@ def add_ray(command: Command) -> None:
         action = actions.add_parser(
             name, help=help_text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        config_flags(action)
+        line.flags(action)
         if name == "up":
             action.add_argument(
                 "--within-s", type=float, default=600.0, metavar="N",
                 help="exit with status 1 if not all replicas run after so many seconds (default 600)",
             )  # fmt: skip
-        action.set_defaults(run=run)
+        action.set_defaults(run=partial(run, line))
 
 
-def _up(arguments: argparse.Namespace) -> int:
-    with _cluster(arguments) as (settings, _):
+def _up(line: CommandLine, arguments: argparse.Namespace) -> int:
+    with _cluster(line, arguments) as (settings, _):
         from ray import serve
 
         from telephony_tts.engines.ray.app import build, directory
 
-        chosen = settings.engines.ray
+        chosen = PLUGIN.own(settings.engines)
         directory(chosen.app)
         target = serve.RunTarget(build({"settings": settings}), chosen.app, None)
         serve.run_many([target], wait_for_applications_running=False)
@@ -105,18 +106,18 @@ def _missing(chosen: RaySettings) -> str:
     return "".join(f": {each}" for each in lacks[:1])
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    with _cluster(arguments) as (settings, _):
-        return _print_status(settings.engines.ray)
+def _status(line: CommandLine, arguments: argparse.Namespace) -> int:
+    with _cluster(line, arguments) as (settings, _):
+        return _print_status(PLUGIN.own(settings.engines))
 
 
-def _down(arguments: argparse.Namespace) -> int:
-    with _cluster(arguments) as (settings, ray):
+def _down(line: CommandLine, arguments: argparse.Namespace) -> int:
+    with _cluster(line, arguments) as (settings, ray):
         from ray import serve
 
         from telephony_tts.engines.ray.replicas import NAMESPACE, directory_name
 
-        app = settings.engines.ray.app
+        app = PLUGIN.own(settings.engines).app
         was_there = app in serve.status().applications
         if was_there:
             serve.delete(app)
@@ -127,13 +128,10 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
+def _cluster(line: CommandLine, arguments: argparse.Namespace) -> Iterator[tuple[Config, Any]]:
     """(the settings, the package ray connected to the cluster). Raises ConfigError and EngineUnavailable."""
-    from telephony_tts.app import config
-    from telephony_tts.app.engines import need_ray
-
-    settings = load(config.load, arguments, {})
-    address = settings.engines.ray.address
+    settings = line.load(arguments, {})
+    address = PLUGIN.own(settings.engines).address
     if address is None:
         raise ConfigError("engines.ray.address is not set; set it to auto for a Ray cluster on this machine")
     need_ray()

