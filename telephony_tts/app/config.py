@@ -11,6 +11,7 @@ Secrets appear neither in the repr of a section nor in an error.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 <<<<<<< HEAD
@@ -237,7 +238,16 @@ def load(
         given = {f"engines.{plugin.name}.{key}": environ.get(name) or None for name, key in variables.items()}
         put_given(tree, given)
     put_given(tree, overrides or {})
+<<<<<<< HEAD
     config = read_section(FullConfig, tree, problems)
+=======
+    config = read_section(Config, tree, problems)
+    problems += [
+        f"engines.{name}: two installed packages have an engine of this name; uninstall one of them"
+        for name, n in Counter(plugin.name for plugin in PLUGINS).items()
+        if n > 1
+    ]
+>>>>>>> 8e0919b5 (Let other packages bring engines, and prove that each folder can go)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
     tls = server.tls
     for name, file in (
