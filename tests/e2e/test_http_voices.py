@@ -448,7 +448,7 @@ def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Pat
                 for method in ("POST", "GET"):
                     answer = await ask(place.rig, method, path, body, Content_Type=kind)
                     assert answer.status == 200, answer.body
-                    assert spoken.headers["content-type"] == "application/octet-stream"
+                    assert answer.headers["content-type"] == "application/octet-stream"
                     pcm = np.frombuffer(answer.body, "<i2")
                     assert pcm.size > 5_000 and pcm.any()
             zero_shot, cross_lingual = await place.service.prompt(good(), SAID), await place.service.prompt(good(), "")
