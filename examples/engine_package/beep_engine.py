@@ -13,8 +13,8 @@ import numpy as np
 from telephony_tts.engines.api import Chunk, EngineStats, Timing, Utterance, Voice
 from telephony_tts.engines.plugin import EnginePlugin, Setup
 from telephony_tts.engines.words import words
-from telephony_tts.ops.schema import Between
 from telephony_tts.runtime.errors import UnknownVoice
+from telephony_tts.runtime.schema import Between
 
 RATE_HZ, BEEP_S = 16_000, 0.12
 

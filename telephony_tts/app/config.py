@@ -14,29 +14,17 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-<<<<<<< HEAD
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from telephony_tts.app.residents import records, with_sections
-from telephony_tts.engines.others.settings import OtherEngineSettings
-from telephony_tts.engines.remote.addresses import parse_addresses
-from telephony_tts.recording.settings import RecordingSettings
-from telephony_tts.runtime.errors import ConfigError
-from telephony_tts.runtime.schema import Between, OneOf, Spelt, Url, read_section, show
-from telephony_tts.runtime.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
-=======
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from telephony_tts.app.engine_settings import EngineSettings
 from telephony_tts.app.plugins import PLUGINS
-from telephony_tts.ops.schema import Between, OneOf, Url, read_section, show
-from telephony_tts.ops.settings_tree import Tree, get, put_given, raise_problems, read_tree
+from telephony_tts.app.residents import records, with_sections
 from telephony_tts.recording.settings import RecordingSettings
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
+from telephony_tts.runtime.schema import Between, OneOf, Url, read_section, show
+from telephony_tts.runtime.settings_tree import Tree, get, put_given, raise_problems, read_tree
 from telephony_tts.session.settings import (
     LANGUAGE,
     BargeInSettings,
@@ -171,7 +159,6 @@ class Config:
         return bool(self.server.tokens) or self.keys.file is not None
 
 
-<<<<<<< HEAD
 @cache
 def doors() -> tuple[Door, ...]:
     """The doors that are there: those of this package and those of others."""
@@ -183,10 +170,8 @@ FullConfig = with_sections(
 )
 """A `Config` with the sections of the doors."""
 
-=======
 ENGINE_PATHS = tuple(f"engines.{plugin.name}.{path}" for plugin in PLUGINS for path in plugin.paths)
 """Settings of engines that are paths; * stands for every name."""
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 _PATHS = (
     "server.tokens_file",
     "server.tls.cert",
@@ -203,16 +188,7 @@ _PATHS = (
 )
 ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
-<<<<<<< HEAD
-    "TELEPHONY_TTS_ENGINE_TOKEN": "engines.remote.token",
     **{variable: f"{door.name}.{key}" for door in doors() for variable, key in door.environment.items()},
-=======
-    "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token",
-    "TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "plivo.auth_token",
-    "TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "vonage.signature_secret",
-    "TELEPHONY_TTS_GENESYS_API_KEY": "genesys.api_key",
-    "TELEPHONY_TTS_GENESYS_CLIENT_SECRET": "genesys.client_secret",
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 }
 
 
@@ -238,16 +214,12 @@ def load(
         given = {f"engines.{plugin.name}.{key}": environ.get(name) or None for name, key in variables.items()}
         put_given(tree, given)
     put_given(tree, overrides or {})
-<<<<<<< HEAD
     config = read_section(FullConfig, tree, problems)
-=======
-    config = read_section(Config, tree, problems)
     problems += [
         f"engines.{name}: two installed packages have an engine of this name; uninstall one of them"
         for name, n in Counter(plugin.name for plugin in PLUGINS).items()
         if n > 1
     ]
->>>>>>> 8e0919b5 (Let other packages bring engines, and prove that each folder can go)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
     tls = server.tls
     for name, file in (

@@ -7,13 +7,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config
-<<<<<<< HEAD
-from telephony_tts.app.engines import voice_directory
-from telephony_tts.runtime import logs, metrics
-=======
 from telephony_tts.app.engines import voice_folders
-from telephony_tts.ops import logs, metrics
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
+from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:

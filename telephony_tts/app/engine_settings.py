@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from telephony_tts.app import residents
 from telephony_tts.app.plugins import PLUGINS
-from telephony_tts.ops.schema import Between, show
+from telephony_tts.runtime.schema import Between, show
 from telephony_tts.session.settings import LANGUAGE
 
 DEFAULT_ROUTES = {"zh": "kokoro"}

@@ -13,13 +13,7 @@ from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.app.serving import Served, import_slow_modules, serve
 from telephony_tts.app.settings import open_keys, open_lexicons, transport_settings
 from telephony_tts.fronts.supervisor import supervise
-<<<<<<< HEAD
 from telephony_tts.runtime import event_loop, logs
-from telephony_tts.runtime.errors import ConfigError
-=======
-from telephony_tts.ops import logs
-from telephony_tts.runtime import event_loop
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.runtime.machine_limits import cpu_share
 
 _MOST_PROCESSES = 64

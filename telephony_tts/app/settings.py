@@ -7,14 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
 from telephony_tts.app.config import Config, doors, lexicon_names
-from telephony_tts.app.engines import voice_directory
-=======
-from telephony_tts.app.config import Config, lexicon_names
 from telephony_tts.app.engines import voice_records
 from telephony_tts.app.plugins import PLUGINS
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
 from telephony_tts.app.tls import tls_context
 from telephony_tts.engines.api import language_prefix
 from telephony_tts.engines.catalog import Catalog

@@ -49,15 +49,9 @@ def add_engine(command: Command) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.app import config
-<<<<<<< HEAD
-    from telephony_tts.app.engines import need_grpc, served_engine
-    from telephony_tts.runtime import event_loop, logs
-=======
     from telephony_tts.app.engines import served_engine
     from telephony_tts.engines.remote import need_grpc
-    from telephony_tts.ops import logs
-    from telephony_tts.runtime import event_loop
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
+    from telephony_tts.runtime import event_loop, logs
 
     event_loop.share_one_arena()
     settings = load(config.load, arguments, {})

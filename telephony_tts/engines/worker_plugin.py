@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 from telephony_tts.engines.plugin import EnginePlugin, Setup
-from telephony_tts.ops.schema import Between
+from telephony_tts.runtime.schema import Between
 
 
 @dataclass(frozen=True, slots=True)

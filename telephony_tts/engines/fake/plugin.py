@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from telephony_tts.engines.plugin import EnginePlugin, Setup
-from telephony_tts.ops.schema import Between
+from telephony_tts.runtime.schema import Between
 
 if TYPE_CHECKING:
     from telephony_tts.engines.api import Engine

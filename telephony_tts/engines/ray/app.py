@@ -23,14 +23,8 @@ from telephony_tts.engines.api import HasVersion
 from telephony_tts.engines.ray.autoscaling import replica_load, wanted_replicas
 from telephony_tts.engines.ray.plugin import PLUGIN
 from telephony_tts.engines.ray.replicas import ANNOUNCE_S, NAMESPACE, ReplicaEntry, ReplicaTable, directory_name
-<<<<<<< HEAD
-from telephony_tts.engines.remote.addresses import EngineAddress
-from telephony_tts.engines.remote.server import EngineServer
-from telephony_tts.runtime import logs
-=======
 from telephony_tts.engines.remote import EngineAddress, serve_engine
-from telephony_tts.ops import logs
->>>>>>> 5a25e9b5 (Give each engine one record, and name no engine outside its folder)
+from telephony_tts.runtime import logs
 from telephony_tts.runtime.clock import monotonic_ns
 
 _log = logs.get(__name__)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from telephony_tts.engines.plugin import CommandLine, EnginePlugin, Setup
 from telephony_tts.engines.ray.settings import RaySettings
 from telephony_tts.engines.remote import need_grpc, remote_voices
-from telephony_tts.ops.schema import show
 from telephony_tts.runtime.errors import EngineUnavailable, how_to_get
+from telephony_tts.runtime.schema import show
 
 if TYPE_CHECKING:
     from telephony_tts.engines.api import Engine

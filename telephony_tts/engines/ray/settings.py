@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from telephony_tts.ops.schema import Between, Spelt
+from telephony_tts.runtime.schema import Between, Spelt
 
 RAY_ADDRESS = Spelt(
     r"auto|(ray://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from telephony_tts.engines.remote.addresses import parse_addresses
-from telephony_tts.ops.schema import Between
 from telephony_tts.runtime.errors import ConfigError
+from telephony_tts.runtime.schema import Between
 
 
 @dataclass(frozen=True, slots=True)
