@@ -12,6 +12,7 @@ from array import array
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from telephony_tts.wire.fields import (
@@ -45,15 +46,20 @@ NO_AUDIO = MediaAudio(b"")
 
 DIGITS = "0123456789*#ABCD"
 
-# Matches only if a full parse of a well-formed message would find "event": "media" at the top level: before it there
-# are only flat string or number fields without escapes, none of them "event". Everything else goes to the full parse.
-# Possessive quantifiers (`*+`), so a hostile message costs one pass.
-_CERTAINLY_MEDIA = re.compile(
-    rb"""[ \t\r\n]*\{[ \t\r\n]*
-    (?: "(?!event") [^"\\]*+ "[ \t\r\n]*:[ \t\r\n]* (?: "[^"\\]*+" | [0-9]++ ) [ \t\r\n]*,[ \t\r\n]* )*+
-    "event"[ \t\r\n]*:[ \t\r\n]*"media"[ \t\r\n]*[,}]""",
-    re.VERBOSE,
-)
+
+@cache
+def _certainly_media(event: str) -> re.Pattern[bytes]:
+    """What a media message begins with, if the field `event` says what a message is.
+
+    Matches only if a full parse of a well-formed message would find `event`: "media" at the top level: before it there
+    are only flat string or number fields without escapes, none of them `event`. Everything else goes to the full parse.
+    Possessive quantifiers (`*+`), so a hostile message costs one pass.
+    """
+    pattern = rb"""[ \t\r\n]*\{[ \t\r\n]*
+    (?: "(?!EVENT") [^"\\]*+ "[ \t\r\n]*:[ \t\r\n]* (?: "[^"\\]*+" | [0-9]++ ) [ \t\r\n]*,[ \t\r\n]* )*+
+    "EVENT"[ \t\r\n]*:[ \t\r\n]*"media"[ \t\r\n]*[,}]"""
+    return re.compile(pattern.replace(b"EVENT", event.encode()), re.VERBOSE)
+
 
 # Matches only the usual form of the caller's audio, in which a full parse would find these two values: flat fields
 # without escapes, none of them twice. Reading it takes half the time.
@@ -86,6 +92,8 @@ class StreamKeys:
     facts: tuple[str, ...] = ()
     mark: str = "mark"
     ignored: tuple[str, ...] = ("connected",)
+    event: str = "event"
+    """The field that says what a message is."""
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -100,7 +108,8 @@ class MediaStreamCodec:
     def __init__(self) -> None:
         self.stream: str | None = None
         self._sample_bytes = 1
-        self._reads_plain = type(self)._audio is MediaStreamCodec._audio
+        self._certainly_media = _certainly_media(self.keys.event)
+        self._reads_plain = type(self)._audio is MediaStreamCodec._audio and self.keys.event == "event"
         self._media_head = b""
         self._mark_head = self._mark_tail = ""
         self._clear = b""
@@ -116,7 +125,7 @@ class MediaStreamCodec:
         if not is_text:
             what = f"{self.keys.carrier} media streams carry JSON text, not binary messages"
             return Invalid("binary_not_expected", what)
-        if not want_audio and self.stream is not None and isinstance(data, bytes) and _CERTAINLY_MEDIA.match(data):
+        if not want_audio and self.stream is not None and isinstance(data, bytes) and self._certainly_media.match(data):
             return NO_AUDIO
         if want_audio and self._reads_plain and self.stream is not None and isinstance(data, bytes):
             plain = _PLAIN_AUDIO.fullmatch(data)
@@ -139,14 +148,15 @@ class MediaStreamCodec:
             return error.invalid
 
     def _event(self, f: Fields, want_audio: bool) -> FromMedia | None:
-        event = f.get("event")
+        event = f.get(self.keys.event)
         if event == "media" and self.stream is not None:
             return self._audio(f.inner("media")) if want_audio else NO_AUDIO
         if event == "start":
             return self._start(f)
         events = self.keys.events
         if event not in events:
-            return Invalid("unknown_type", f'"event" {quote(event)} is not known; known events: {", ".join(events)}')
+            known = f"known events: {', '.join(events)}"
+            return Invalid("unknown_type", f'"{self.keys.event}" {quote(event)} is not known; {known}')
         if event in self.keys.ignored:
             return None
         if self.stream is None:

@@ -17,6 +17,7 @@ from protocol_index import FOLDER, INDEX, PAGES, sections, with_contents
 
 import telephony_tts.wire as wire_package
 from telephony_tts.doors.asterisk.codec import AsteriskCodec
+from telephony_tts.doors.bandwidth.codec import BandwidthCodec
 from telephony_tts.doors.cartesia.codec import open_contexts
 from telephony_tts.doors.dashscope.codec import DashScopeTasks
 from telephony_tts.doors.deepgram.codec import DeepgramSpeak
@@ -55,7 +56,7 @@ MAX_BYTES_OF_THE_FIRST_PAGE = 30_000
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
-    "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
+    "jambonz", "bandwidth", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
@@ -274,6 +275,15 @@ def test_the_examples_of_other_carriers_are_read_and_written(carrier: str) -> No
     assert [codec.encode(message) for message in said] == [
         (line.encode(), True) for line in examples(f"json {carrier}-out")
     ]
+
+
+def test_bandwidth_examples_are_read_and_written() -> None:
+    codec = BandwidthCodec()
+    start, audio, stop = (codec.decode(line.encode()) for line in examples("json bandwidth-in"))
+    assert start == messages.MediaStart("c-15ac29a2-6e9d", "s-2b1a", "ulaw", 8000, {"bot": "sales"})
+    assert isinstance(audio, messages.MediaAudio) and stop == messages.MediaStop()
+    said = [codec.encode(message) for message in (Frame(audio.payload), MediaClear())]
+    assert said == [(line.encode(), True) for line in examples("json bandwidth-out")]
 
 
 def test_native_media_examples_are_read_and_written() -> None:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from telephony_tts.app.config import doors
 from telephony_tts.doors.asterisk.codec import AsteriskCodec
 from telephony_tts.doors.asterisk.dial import call_of_dial, dial_in
+from telephony_tts.doors.bandwidth.codec import BandwidthCodec
 from telephony_tts.doors.exotel.codec import ExotelCodec
 from telephony_tts.doors.freeswitch.codec import FreeSwitchCodec
 from telephony_tts.doors.genesys.codec import GenesysCodec
@@ -276,6 +277,25 @@ MEDIA: tuple[tuple[str, Callable[[], Any], tuple[bytes, ...]], ...] = (
                 _DTMF,
                 _MARK,
                 _STOP,
+            ),
+        ),
+    ),
+    (
+        "bandwidth",
+        BandwidthCodec,
+        (
+            connection(
+                {
+                    "eventType": "start",
+                    "metadata": {
+                        "callId": "c-1",
+                        "streamId": "s-1",
+                        "tracks": [{"name": "inbound", "mediaFormat": {"encoding": "PCMU", "sampleRate": 8000}}],
+                    },
+                    "streamParams": {"a": "b"},
+                },
+                {"track": "inbound", "payload": _AUDIO, "sequenceNumber": "1", "eventType": "media"},
+                {"eventType": "stop"},
             ),
         ),
     ),
