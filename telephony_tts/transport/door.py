@@ -85,14 +85,16 @@ def _no_flaw(target: str) -> str | None:
 class MediaSide:
     """The telephone's side of a door: a WebSocket with the audio of a call, at `/media/NAME`.
 
-    `make` builds the leg of a connection. `signature` makes what checks handshakes from the section of the settings;
-    None: a token is checked. `flaw_of_target` says what is wrong with a request target. `call_in` names the call of a
-    request head, for servers with several processes. `control` serves a connection that controls a call instead of
-    carrying it; None: this request is not for such a connection.
+    `make` builds the leg of a connection. `rates_hz` are the rates of speech that the platform takes. `signature` makes
+    what checks handshakes from the section of the settings; None: a token is checked. `flaw_of_target` says what is
+    wrong with a request target. `call_in` names the call of a request head, for servers with several processes.
+    `control` serves a connection that controls a call instead of carrying it; None: this request is not for such a
+    connection.
     """
 
     leg: type[MediaLeg]
     make: Callable[[CallConnection, TransportSettings], MediaLeg]
+    rates_hz: tuple[int, ...]
     signature: Callable[[Any, IsNew], SignatureCheck | None] = _no_check
     token_in_start: bool = False
     """Whether the token may come in the first message."""
@@ -103,6 +105,13 @@ class MediaSide:
     control: (
         Callable[[CallConnection, TransportSettings, Registry, EngineCatalog], Coroutine[Any, Any, None] | None] | None
     ) = None
+    page: str = ""
+    """Its page in docs/protocol, here and below; the name of the door if it is empty."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the platform signs its handshakes, so that they can be checked."""
+        return self.signature is not _no_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,7 @@ class Vendor:
     """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
     repeats_silent_turns: bool = False
     """A client asks again for a turn of which it has heard nothing for some seconds, on the same socket."""
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,7 @@ class HttpRoutes:
     begins: tuple[str, ...]
     routes: Callable[[Any], Any]
     refusal: Callable[[str], Callable[[TelephonyTTSError], Any] | None] = lambda path: None
+    page: str = ""
 
 
 def _no_doubts(section: Any, speech: Any) -> Iterator[str]:

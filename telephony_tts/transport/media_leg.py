@@ -124,8 +124,8 @@ class MediaLeg:
     kind: str
     fills = False
     """Whether it gets silence while there is no speech."""
-    sends_dtmf = False
-    """Whether it can send tones to the telephone."""
+    sends_dtmf: bool | None = False
+    """Whether it can send tones to the telephone. None: the peer's `start` says it."""
     reports_marks = True
     """Whether it tells when a mark was played. Otherwise the clock decides what was heard."""
     most_marks: int | None = None
@@ -204,7 +204,7 @@ class MediaLeg:
             marks=self.reports_marks,
             clears=True,
             fills=self.fills,
-            dtmf=self.sends_dtmf,
+            dtmf=bool(self.sends_dtmf),
             most_marks=self.most_marks,
             n_held=self.n_held_samples,
             start=start,

@@ -96,6 +96,11 @@ class StreamKeys:
     """The field that says what a message is."""
 
     @property
+    def rates_hz(self) -> tuple[int, ...]:
+        """The rates of all formats."""
+        return tuple(sorted({rate_hz for _, rates_hz in self.formats.values() for rate_hz in rates_hz}))
+
+    @property
     def events(self) -> tuple[str, ...]:
         return (*self.ignored, "start", "media", "dtmf", self.mark, "stop")
 

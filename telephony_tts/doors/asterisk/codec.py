@@ -34,6 +34,7 @@ FORMATS: Mapping[str, tuple[str, int]] = {
     "slin48": ("pcm", 48000),
 }
 """Asterisk's names of the supported formats: codec and rate in Hz."""
+RATES_HZ = tuple(sorted({rate_hz for _, rate_hz in FORMATS.values()}))
 
 CALL_VARIABLE = "TTS_CALL"
 """The channel variable with which a dialplan names the call."""

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from telephony_tts.doors.asterisk.codec import LEAD_MS
+from telephony_tts.doors.asterisk.codec import LEAD_MS, RATES_HZ
 from telephony_tts.doors.asterisk.dial import call_of_dial, dial_in, serve_dialled
 from telephony_tts.doors.asterisk.leg import AsteriskLeg
 from telephony_tts.runtime.schema import Between, show
@@ -69,7 +69,7 @@ def _doubts(section: AsteriskSettings, speech: Any) -> Iterator[str]:
 
 DOOR = Door(
     "asterisk",
-    media=MediaSide(AsteriskLeg, _leg, call_in=_call_in, control=_control),
+    media=MediaSide(AsteriskLeg, _leg, RATES_HZ, call_in=_call_in, control=_control),
     settings=AsteriskSettings,
     doubts=_doubts,
 )

@@ -18,5 +18,8 @@ class BandwidthLeg(MediaLeg):
 
 DOOR = Door(
     "bandwidth",
-    media=MediaSide(BandwidthLeg, lambda connection, settings: BandwidthLeg(connection), token_in_start=True),
-)
+    media=MediaSide(
+        BandwidthLeg, lambda connection, settings: BandwidthLeg(connection), BandwidthCodec.keys.rates_hz,
+        token_in_start=True,
+    ),
+)  # fmt: skip

@@ -23,7 +23,9 @@ def _routes(api: Any) -> Any:
 DOOR = Door(
     "cartesia",
     bots=(CONTEXTS,),
-    http=HttpRoutes(("/tts/bytes",), _routes, vendor_errors.at(re.compile(r"/tts/bytes"), CONTEXTS)),
+    http=HttpRoutes(
+        ("/tts/bytes",), _routes, vendor_errors.at(re.compile(r"/tts/bytes"), CONTEXTS), page="vendor-http"
+    ),
     key_headers=("X-API-Key",),
     key_options=("api_key", "access_token"),
 )

@@ -24,5 +24,7 @@ DOOR = Door(
         SPEAK,
         Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), flux.open_flux, codec.refuse, codec.OWN_VOICE),
     ),
-    http=HttpRoutes(("/v1/speak",), _routes, vendor_errors.at(re.compile(r"/v1/speak"), SPEAK)),
+    http=HttpRoutes(
+        ("/v1/speak",), _routes, vendor_errors.at(re.compile(r"/v1/speak"), SPEAK), page="vendor-http"
+    ),
 )

@@ -25,7 +25,8 @@ DOOR = Door(
     "elevenlabs",
     bots=(STREAM,),
     http=HttpRoutes(
-        ("/v1/text-to-speech",), _routes, vendor_errors.at(re.compile(r"/v1/text-to-speech/.*"), STREAM)
+        ("/v1/text-to-speech",), _routes, vendor_errors.at(re.compile(r"/v1/text-to-speech/.*"), STREAM),
+        page="vendor-http",
     ),
     key_headers=("xi-api-key",),
     key_options=("xi-api-key", "xi_api_key", "single_use_token"),

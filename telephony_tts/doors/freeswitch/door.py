@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telephony_tts.doors.freeswitch.codec import CALL_HEADER
+from telephony_tts.doors.freeswitch.codec import CALL_HEADER, RATES_HZ
 from telephony_tts.doors.freeswitch.leg import FreeSwitchLeg
 from telephony_tts.transport.door import Door, MediaSide
 from telephony_tts.transport.request_head import RequestHead
@@ -16,5 +16,5 @@ def _call_in(head: RequestHead) -> str | None:
 
 DOOR = Door(
     "freeswitch",
-    media=MediaSide(FreeSwitchLeg, lambda connection, settings: FreeSwitchLeg(connection), call_in=_call_in),
+    media=MediaSide(FreeSwitchLeg, lambda connection, settings: FreeSwitchLeg(connection), RATES_HZ, call_in=_call_in),
 )

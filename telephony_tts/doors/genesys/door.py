@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from telephony_tts.doors.genesys.codec import RATE_HZ
 from telephony_tts.doors.genesys.http_signature import SignatureVerifier
 from telephony_tts.doors.genesys.leg import GenesysLeg
 from telephony_tts.runtime.clock import unix_s
@@ -60,7 +61,7 @@ def _signature(settings: GenesysSettings, is_new: IsNew) -> SignatureCheck | Non
 DOOR = Door(
     "genesys",
     media=MediaSide(
-        GenesysLeg, lambda connection, settings: GenesysLeg(connection, call_of(connection)), _signature,
+        GenesysLeg, lambda connection, settings: GenesysLeg(connection, call_of(connection)), (RATE_HZ,), _signature,
         reads_options=True,
     ),
     settings=GenesysSettings,

@@ -11,6 +11,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.door import Door, HttpRoutes, MediaSide, Vendor
 from telephony_tts.transport.media_leg import call_of, rate_of
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.wire.query import RATES_HZ
 
 
 def _leg(connection: CallConnection, settings: TransportSettings) -> JambonzLeg:
@@ -25,9 +26,12 @@ def _routes(api: Any) -> Any:
 
 DOOR = Door(
     "jambonz",
-    media=MediaSide(JambonzLeg, _leg, reads_options=True),
+    media=MediaSide(JambonzLeg, _leg, RATES_HZ, reads_options=True),
     bots=(
-        Vendor("jambonz", re.compile(r"/jambonz/tts/?"), tts_codec.open_tts, tts_codec.refuse, tts_codec.OWN_VOICE),
+        Vendor(
+            "jambonz", re.compile(r"/jambonz/tts/?"), tts_codec.open_tts, tts_codec.refuse, tts_codec.OWN_VOICE,
+            page="jambonz-tts",
+        ),
     ),
-    http=HttpRoutes(("/jambonz",), _routes),
-)
+    http=HttpRoutes(("/jambonz",), _routes, page="custom-voices"),
+)  # fmt: skip

@@ -8,12 +8,14 @@ from telephony_tts.transport.door import Door, MediaSide
 from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.native_media import NativeMediaCodec
+from telephony_tts.wire.query import RATES_HZ
 
 
 class NativeLeg(MediaLeg):
     """A media process that handles the telephone call itself."""
 
     kind = "native"
+    sends_dtmf = None
 
     def __init__(self, connection: CallConnection) -> None:
         self._codec = NativeMediaCodec()
@@ -27,4 +29,7 @@ class NativeLeg(MediaLeg):
         self.connection.send_now(*self._codec.complaint(mistake))
 
 
-DOOR = Door("native", media=MediaSide(NativeLeg, lambda connection, settings: NativeLeg(connection)))
+DOOR = Door(
+    "native",
+    media=MediaSide(NativeLeg, lambda connection, settings: NativeLeg(connection), RATES_HZ, page="native-media"),
+)

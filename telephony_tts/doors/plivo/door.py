@@ -57,8 +57,11 @@ def _signature(settings: PlivoSettings, is_new: IsNew) -> SignatureCheck | None:
 
 DOOR = Door(
     "plivo",
-    media=MediaSide(PlivoLeg, lambda connection, settings: PlivoLeg(connection), _signature, token_in_start=True),
+    media=MediaSide(
+        PlivoLeg, lambda connection, settings: PlivoLeg(connection), PlivoCodec.keys.rates_hz, _signature,
+        token_in_start=True,
+    ),
     settings=PlivoSettings,
     environment={"TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "auth_token"},
     secret="auth_token",
-)
+)  # fmt: skip

@@ -18,5 +18,8 @@ class SignalWireLeg(MediaLeg):
 
 DOOR = Door(
     "signalwire",
-    media=MediaSide(SignalWireLeg, lambda connection, settings: SignalWireLeg(connection), token_in_start=True),
-)
+    media=MediaSide(
+        SignalWireLeg, lambda connection, settings: SignalWireLeg(connection), SignalWireCodec.keys.rates_hz,
+        token_in_start=True,
+    ),
+)  # fmt: skip

@@ -24,6 +24,7 @@ def _flaw(target: str) -> str | None:
 DOOR = Door(
     "telnyx",
     media=MediaSide(
-        TelnyxLeg, lambda connection, settings: TelnyxLeg(connection), token_in_start=True, flaw_of_target=_flaw
+        TelnyxLeg, lambda connection, settings: TelnyxLeg(connection), TelnyxCodec.keys.rates_hz, token_in_start=True,
+        flaw_of_target=_flaw,
     ),
-)
+)  # fmt: skip

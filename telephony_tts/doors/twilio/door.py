@@ -44,8 +44,11 @@ def _signature(settings: TwilioSettings, is_new: IsNew) -> SignatureCheck | None
 
 DOOR = Door(
     "twilio",
-    media=MediaSide(TwilioLeg, lambda connection, settings: TwilioLeg(connection), _signature, token_in_start=True),
+    media=MediaSide(
+        TwilioLeg, lambda connection, settings: TwilioLeg(connection), TwilioCodec.keys.rates_hz, _signature,
+        token_in_start=True,
+    ),
     settings=TwilioSettings,
     environment={"TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "auth_token"},
     secret="auth_token",
-)
+)  # fmt: skip

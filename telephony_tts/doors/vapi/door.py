@@ -13,4 +13,4 @@ def _routes(api: Any) -> Any:
     return vapi_routes(api)
 
 
-DOOR = Door("vapi", http=HttpRoutes(("/vapi",), _routes), key_headers=("X-Vapi-Secret",))
+DOOR = Door("vapi", http=HttpRoutes(("/vapi",), _routes, page="custom-voices"), key_headers=("X-Vapi-Secret",))

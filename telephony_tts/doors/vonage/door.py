@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from telephony_tts.doors.vonage.codec import TokenVerifier, VonageCodec, token_identity
+from telephony_tts.doors.vonage.codec import RATES_HZ, TokenVerifier, VonageCodec, token_identity
 from telephony_tts.runtime.clock import unix_s
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.door import Door, Handshake, IsNew, MediaSide, SignatureCheck
@@ -48,7 +48,7 @@ def _signature(settings: VonageSettings, is_new: IsNew) -> SignatureCheck | None
 DOOR = Door(
     "vonage",
     media=MediaSide(
-        VonageLeg, lambda connection, settings: VonageLeg(connection, call_of(connection)), _signature,
+        VonageLeg, lambda connection, settings: VonageLeg(connection, call_of(connection)), RATES_HZ, _signature,
         reads_options=True,
     ),
     settings=VonageSettings,
