@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from telephony_tts.app.config import doors
 from telephony_tts.app.serving import Served, _host_here
 from telephony_tts.audio.wav import write_wav
 from telephony_tts.cli import bench as cli_bench
@@ -350,12 +351,12 @@ def test_the_announced_command_has_absolute_paths(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ([], "A telephony platform on this machine connects to ws://127.0.0.1:8080/media/twilio"),
-        (["--host", "10.1.2.3"], "A telephony platform connects to ws://127.0.0.1:8080/media/twilio"),
-        (["--host", "0.0.0.0"], "A telephony platform connects to ws://tts-7:8080/media/twilio"),
-        (["--host", "::"], "A telephony platform connects to ws://tts-7:8080/media/twilio"),
-        (["--set", "server.public_url=https://voice.example.com/"], "connects to wss://voice.example.com/media/twilio"),
-        (["--host", "::", "--set", "server.public_url=ws://a.example:81"], "connects to ws://a.example:81/media/twilio"),
+        ([], "A telephony platform on this machine connects to ws://127.0.0.1:8080/media/NAME"),
+        (["--host", "10.1.2.3"], "A telephony platform connects to ws://127.0.0.1:8080/media/NAME"),
+        (["--host", "0.0.0.0"], "A telephony platform connects to ws://tts-7:8080/media/NAME"),
+        (["--host", "::"], "A telephony platform connects to ws://tts-7:8080/media/NAME"),
+        (["--set", "server.public_url=https://voice.example.com/"], "connects to wss://voice.example.com/media/NAME"),
+        (["--host", "::", "--set", "server.public_url=ws://a.example:81"], "connects to ws://a.example:81/media/NAME"),
         (["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "and get 16 kHz 16-bit PCM frames:"),
     ],
 )
@@ -363,7 +364,10 @@ def test_the_announced_address_for_a_platform(
     flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "tts-7")
-    assert told in announced(flags, monkeypatch, capsys)
+    shown = announced(flags, monkeypatch, capsys)
+    assert told in shown
+    names = [door.name for door in doors() if door.media is not None]
+    assert "twilio" in names and f"/media/NAME, with NAME one of {', '.join(names)}.\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ TOKEN = "TOKEN"
 
 def announcement(served: Served, settings: Config, version: str, speech_flags: Sequence[str]) -> str:
     """The lines to print. `speech_flags` let `say` speak as a call does. A line indented by 4 spaces is a command."""
+    from telephony_tts.app.config import doors
+
     server = settings.server
     voice = voice_of_calls(served, settings)
     is_tls, has_tokens = server.tls.cert is not None, settings.needs_token
@@ -56,7 +58,9 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
             "These commands do not check the certificate, which may be self-signed. Leave --no-check and --insecure "
             "out if a known authority has signed it for the name you use."
         )
-    lines += [f"{_for_platforms(served, settings)}; PROTOCOL.md has the rest. Ctrl-C stops.", ""]
+    names = ", ".join(door.name for door in doors() if door.media is not None)
+    lines.append(f"{_for_platforms(served, settings)}, with NAME one of {names}.")
+    lines += ["PROTOCOL.md has the rest. Ctrl-C stops.", ""]
     return "\n".join(lines)
 
 
@@ -123,7 +127,7 @@ def _for_platforms(served: Served, settings: Config) -> str:
     if server.public_url is not None:
         scheme, _, rest = server.public_url.rstrip("/").partition("://")
         address = f"{_SCHEMES.get(scheme, scheme)}://{rest}"
-        return f"A telephony platform connects to {address}/media/twilio"
+        return f"A telephony platform connects to {address}/media/NAME"
     scheme, _, _ = served.address.partition("://")
     try:
         ip = ipaddress.ip_address(server.host)
@@ -133,6 +137,6 @@ def _for_platforms(served: Served, settings: Config) -> str:
         is_local, is_any = ip.is_loopback, ip.is_unspecified
     if is_any:
         # The host's own name needs no name server, which may be slow to answer.
-        return f"A telephony platform connects to {scheme}://{socket.gethostname()}:{served.port}/media/twilio"
+        return f"A telephony platform connects to {scheme}://{socket.gethostname()}:{served.port}/media/NAME"
     reach = "A telephony platform on this machine" if is_local else "A telephony platform"
-    return f"{reach} connects to {served.address}/media/twilio"
+    return f"{reach} connects to {served.address}/media/NAME"

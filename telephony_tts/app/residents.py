@@ -19,7 +19,7 @@ Base = TypeVar("Base")
 def records(package: str, module: str, name: str) -> tuple[Any, ...]:
     """The records of a package's folders, in the order of their names, then those of other packages.
 
-    A folder has its record in `module` under `name`: `telephony_tts/doors/twilio/door.py` has DOOR. Another package
+    A folder has its record in `module` under `name`: `telephony_tts/doors/NAME/door.py` has DOOR. Another package
     names its own as an entry point of the group `package`. Raises what such a package raises when it is imported: a
     server must not start without what was installed for it.
     """

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   telephony-tts say "Hello." out.wav --codec pcm --rate 16000
   telephony-tts say - long.wav < text.txt                   text from standard input
   telephony-tts say "Hello." - | aplay                      speech to standard output, as WAV
-  telephony-tts say "Hello." hello.alaw                     A-law without a header, as Asterisk plays it
+  telephony-tts say "Hello." hello.alaw                     A-law without a header, as a PBX plays it
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model DIR --voice anna --instruct "Speak slowly."
   telephony-tts say --show "您好，请还款。"                 how it is read, as JSON, without a sound
   telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)

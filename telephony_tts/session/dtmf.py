@@ -19,7 +19,7 @@ _MS = 1_000_000
 _MOST_WAITING = 256
 """More requests of one call do not wait."""
 _LEAST_PLATFORM_MS = 100
-"""No platform is asked for a shorter tone: Asterisk makes one of this length, and FreeSWITCH 250 ms of 50."""
+"""No platform is asked for a shorter tone: one PBX makes a tone of this length from it, and another one of 250 ms."""
 _LONGEST_NS = 60_000_000_000
 """Tones that the platform sends by itself do not wait longer."""
 

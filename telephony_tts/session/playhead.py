@@ -79,7 +79,7 @@ class Playhead:
     def mark_came_back(self, wire_name: str, now_ns: int) -> tuple[Turn, int] | None:
         """The peer has played up to a mark: (its turn, by how many nanoseconds that is later than on our schedule).
 
-        None if the mark is not awaited. Twilio sends the marks back on a clear too, when their turn is over.
+        None if the mark is not awaited. Some platforms send them back on a clear too, when their turn is over.
         """
         if wire_name == _FIRST_MARK:
             self._peer_has_reported = True

@@ -396,7 +396,7 @@ class Sender:
         self.silent_until_ns = min(self.silent_until_ns, now_ns)
         for turn, heard in heard_samples.items():
             # The marks that were not taken back lie in audio that was played. The peer may have dropped them with its
-            # buffer: Plivo, Asterisk and a peer that plays files then do not report them.
+            # buffer: some platforms, and each that plays files, then do not report them.
             for mark in turn.marks.in_state(MarkState.SENT):
                 turn.marks.leave_to_clock(mark)
             if turn.settings.whole_sentences:

@@ -113,7 +113,7 @@ class DtmfSettings:
 
     `by` "message" is the platform's own way, "tones" puts them into the audio, "auto" does that where the platform has
     no message. Each tone lasts `on_ms`, with `off_ms` of silence behind it. Receivers need 40 ms of both (Q.24), but
-    Asterisk misses one of many hundred tones that are shorter than 45 ms.
+    a PBX was seen to miss one of many hundred tones that are shorter than 45 ms.
     """
 
     by: Annotated[str, OneOf(DTMF_WAYS)] = "auto"

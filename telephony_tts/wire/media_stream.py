@@ -1,4 +1,4 @@
-"""Media streams of JSON text, as Twilio shaped them: one state machine, and a key table for each carrier.
+"""Media streams of JSON text, as most carriers have them: one state machine, and a table of keys for each carrier.
 
 The carrier is the WebSocket client. Its numbers arrive as strings or integers, and the order of keys does not matter.
 Audio is base64 in JSON. A carrier's module has its table, and its codec overrides what a table cannot say.

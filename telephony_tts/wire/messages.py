@@ -1,7 +1,8 @@
 """Every message of any leg of a call, as plain data.
 
-The codecs of the dialects (`native.py`, `twilio.py`, …) turn bytes into these messages and back; the session knows only
-the messages. Field names are those of the native protocol (PROTOCOL.md). Times are in the unit of their name's suffix.
+The codecs of the dialects (`native.py`, `doors/*/codec.py`) turn bytes into these messages and back; the session knows
+only the messages. Field names are those of the native protocol (PROTOCOL.md). Times are in the unit of their name's
+suffix.
 """
 
 from __future__ import annotations
@@ -219,9 +220,9 @@ class MediaAudio:
 class MediaMark:
     """A mark: sent to the peer for a place in its playout, and received when playout has reached that place.
 
-    Twilio also echoes marks when it clears; the session, not the codec, distinguishes these. `ends_sentence` is for a
-    peer that takes whole sentences, `ends_turn` for a peer that must know where speech ends. A mark that was received
-    may tell how long ago playout passed its place, in `ago_ms`.
+    Some platforms also echo marks when they clear; the session, not the codec, distinguishes these. `ends_sentence` is
+    for a peer that takes whole sentences, `ends_turn` for a peer that must know where speech ends. A mark that was
+    received may tell how long ago playout passed its place, in `ago_ms`.
     """
 
     name: str

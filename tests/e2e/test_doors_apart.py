@@ -48,6 +48,9 @@ WAYS = {
 }  # fmt: skip
 """Paths of vendors, by WebSocket and by HTTP. Their records have patterns and beginnings."""
 
+WORDS = ("native", "cosyvoice", "bandwidth")
+"""Doors whose names are also a word of the field, or a model's."""
+
 # No engine is imported: the table of tests/test_imports.py forbids them to know a door, and PyTorch costs seconds.
 PROGRAM = """
 import importlib, pkgutil, sys
@@ -166,6 +169,22 @@ def test_every_door_has_its_ways_in_these_tests() -> None:
     assert asked >= {path for paths in WAYS.values() for path in paths}
     for vendor in Doors(doors()).vendors:
         assert any(vendor.path.fullmatch(path) for path in WAYS["bot"]), vendor.name
+
+
+def test_no_other_room_names_a_carrier_or_a_vendor() -> None:
+    """Comments too: they say what kind of platform does something. Engines are left out, which name their models, and
+    texts, in which the asterisk is a sign."""
+    names = re.compile("|".join(door.name for door in doors() if door.name not in WORDS), re.IGNORECASE)
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for room in PACKAGE.iterdir()
+        if room.name not in ("doors", "engines", "text")
+        for path in ([room] if room.is_file() else room.rglob("*.py"))
+        if path.suffix == ".py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if names.search(line.replace("openai-whisper", ""))  # a package to install
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize("name", [None, *ALL])

@@ -50,7 +50,7 @@ _SURELY_NOT_VOICE = 0.2
 _BEFORE_WINDOWS = 12
 """The network then begins anew with this many windows before: it needs the onset of a voice."""
 _MISSED_MS = 40
-"""How much of the caller's audio FreeSWITCH drops where a file begins, and again where it ends."""
+"""How much of the caller's audio a platform that plays files drops where one begins, and again where it ends."""
 _LOST_MS = 15
 """Packets were lost if the peer's clock is so much ahead of the audio that came. Its stamps may be inexact."""
 _UNDECIDED_MS = 200
