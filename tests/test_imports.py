@@ -32,7 +32,7 @@ MAY_USE: dict[str, str] = {
     "ops": "runtime text.lexicon",
     "engines": "runtime",
     # What one engine needs beside what is shared.
-    "engines.cosyvoice2": "runtime audio.wav",
+    "engines.cosyvoice2": "runtime audio.wav text.normalizer",
     "engines.others": "runtime audio.sound_file",
     "session": "runtime.errors runtime.schema text audio wire engines.api engines.inserts",
     "experiments": "runtime ops.keys.key session.settings",
@@ -51,14 +51,15 @@ MAY_USE: dict[str, str] = {
 """The rooms, the lower ones first, and what each may use beside itself: rooms, or modules of them. The longest name
 that a module's own begins with decides."""
 
-PROGRAMS = ("fronts.front_process", "fronts.shared_engine_process", "engines.ray.app")
-"""Programs of their own, each of which is a whole server or engine: they may use everything."""
+PROGRAMS = ("fronts.front_process", "fronts.shared_engine_process", "engines.ray.app", "engines.ray.commands")
+"""Programs of their own, each of which is a whole server or engine, and what starts one of them with the whole
+configuration: they may use everything."""
 
 FINDER = "app.residents"
 """Imports doors and engines by names that it finds."""
 
-SHARED = {"kokoro": "engines.cosyvoice2.kernels", "ray": "engines.remote"}
-"""What an engine may use of another one: the kernels, which need no PyTorch, and the connection to other processes."""
+SHARED = {"ray": "engines.remote"}
+"""What an engine may use of another one: the connection to other processes."""
 
 OUTSIDE: dict[str, str] = {
     "anyio": "http_api.asgi",
@@ -72,9 +73,9 @@ OUTSIDE: dict[str, str] = {
     "h11": "http_api.asgi",
     "hibari": "engines.hibari.model engines.front_ends.english",
     "httpx2": "engines.others.http_speech",
-    "huggingface_hub": "engines.cosyvoice2.checkpoint.hubs",
+    "huggingface_hub": "engines.hubs",
     "matplotlib": "recording.chart bench.plot",
-    "modelscope_hub": "engines.cosyvoice2.checkpoint.hubs",
+    "modelscope_hub": "engines.hubs",
     "numpy": "audio session engines recording http_api doors bench.audible cli.say sip_bridge",
     "onnxruntime": "audio.voice_activity engines.hibari.model engines.kokoro.model engines.cosyvoice2.voices",
     "opentelemetry": "app.tracing",
@@ -84,7 +85,7 @@ OUTSIDE: dict[str, str] = {
     "pyopenjtalk": "engines.front_ends.japanese",
     "pypinyin": "engines.front_ends.mandarin ops.lexicon_files",
     # In two programs of their own, the replica and the watcher. A front imports none of them.
-    "ray": "engines.ray.app engines.ray.reach cli.ray",
+    "ray": "engines.ray.app engines.ray.reach engines.ray.commands",
     "re2": "ops.lexicon_files",
     "safetensors": "engines.cosyvoice2.checkpoint engines.cosyvoice2.voices",
     "soundfile": "engines.cosyvoice2.voices",
@@ -93,7 +94,7 @@ OUTSIDE: dict[str, str] = {
     "tokenizers": "engines.cosyvoice2.text.tokenizer engines.cosyvoice2.text.whisper_tokenizer",
     "torch": "engines.cosyvoice2.model engines.cosyvoice2.device engines.cosyvoice2.voices "
     "engines.cosyvoice2.checkpoint engines.cosyvoice2.hosting.loading engines.cosyvoice2.hosting.choosing "
-    "bench.machine app.doctor",
+    "engines.cosyvoice2.examination bench.machine",
     "tqdm": "engines.cosyvoice2.checkpoint.download",
     "triton": "engines.cosyvoice2.model",
     "uvicorn": "http_api.asgi",
@@ -141,17 +142,16 @@ PARTS: dict[str, str] = {
     "model.graphs": "",
     "model.gpu_kernels": "",
     "model.triton_kernels": "model.gpu_kernels",
-    "kernels": "",
     "model.weight_memory": "",
-    "model.linear": "kernels model.weight_memory",
-    "model.kernel_conv": "kernels",
+    "model.linear": "model.weight_memory",
+    "model.kernel_conv": "",
     "model.relative": "",
     "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative "
-    "model.gpu_kernels model.triton_kernels kernels",
+    "model.gpu_kernels model.triton_kernels",
     "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
-    "model.relative model.kernel_conv model.gpu_kernels model.triton_kernels kernels",
+    "model.relative model.kernel_conv model.gpu_kernels model.triton_kernels",
     "model.vocoder": "model.config model.failures model.file_names model.state model.border model.graphs "
-    "model.kernel_conv model.gpu_kernels model.triton_kernels kernels",
+    "model.kernel_conv model.gpu_kernels model.triton_kernels",
     "profile": "model.config",
     "settings": "profile",
     "choice": "settings",
@@ -160,14 +160,15 @@ PARTS: dict[str, str] = {
     "voices.voice_records": "voices.voice_folder",
     "voices": "model.config model.file_names voices.voice_folder voices.voice_records",
     "checkpoint": "model text voices",
-    "device": "model checkpoint voices text profile settings choice kernels",
+    "device": "model checkpoint voices text profile settings choice",
     "core": "device model.config model.failures model.flow text voices profile settings",
-    "hosting": "core device checkpoint voices text model.config model.file_names profile settings choice kernels",
+    "hosting": "core device checkpoint voices text model.config model.file_names profile settings choice",
     "service": "hosting core text voices.voice_folder model.config model.file_names languages profile settings choice",
     "voice_service": "hosting voices.voice_folder model.file_names settings",
 }
-"""Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
-`device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
+"""Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. What has no row,
+such as its record and its commands, uses all of them. `core` imports `device`, never the other way. No network imports
+another; only `device` and `checkpoint` import networks."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +248,9 @@ def may_use(here: str, there: str) -> bool:
     return room is not None and within_any(there, MAY_USE[room])
 
 
+SHARED_FOLDERS = {"front_ends", "kernels"}
 RESIDENTS = {
-    home: {path.name for path in (ROOT / PACKAGE / home).iterdir() if (path / "__init__.py").is_file()} - {"front_ends"}
+    home: {path.name for path in (ROOT / PACKAGE / home).iterdir() if (path / "__init__.py").is_file()} - SHARED_FOLDERS
     for home in ("engines", "doors")
 }
 """The folders of rooms whose folders do not use each other."""

@@ -1,0 +1,1 @@
+"""Bandwidth media streaming, a media leg."""

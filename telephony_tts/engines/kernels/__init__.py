@@ -1,0 +1,1 @@
+"""Our own CPU kernels in C++, which CosyVoice2 and kokoro compute with."""
