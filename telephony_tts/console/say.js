@@ -207,6 +207,7 @@ function end(turn, outcome) {
     call.boundary = call.received;
     call.expectGaps(false);
   }
+  if (turn.audibleAt === null && !speaking().length) field("say-state").value = ""; // nothing is waited for any more
   leaveWhenUnused();
   draw(turn);
   showTurn(turn, turns);

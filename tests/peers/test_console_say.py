@@ -440,6 +440,7 @@ def test_the_waterfall_of_a_turn_that_never_sounded_goes_up_to_the_interruption(
             spent = float(rows["unfinished when it ended"][0])
             ended = float(rows["text → interrupted or failed"][0])
             assert 400 < spent <= ended and ended - spent < 200 and rows["first audio in the page"][0] == "–"
+            assert await shown.evaluate("document.querySelector('#say-state').value") == ""
 
     run(main)
 
