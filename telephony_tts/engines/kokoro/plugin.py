@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telephony_tts.engines.plugin import CommandLine, Package, Setup
+from telephony_tts.engines.plugin import CommandLine, Finding, Package, Setup
 from telephony_tts.engines.worker_plugin import WorkerPlugin, WorkerSettings
-from telephony_tts.runtime.errors import how_to_get
+from telephony_tts.runtime.errors import EngineUnavailable, how_to_get
 
 if TYPE_CHECKING:
     from telephony_tts.engines.catalog import AbsentEngine
@@ -32,6 +32,13 @@ class KokoroSettings(WorkerSettings):
         return default_folder() if self.voices is None else Path(self.voices)
 
 
+def _needs_mandarin(setup: Setup[KokoroSettings]) -> bool:
+    """Whether calls are expected to be in Mandarin, so that its voice is loaded at the start."""
+    from telephony_tts.engines.api import language_prefix
+
+    return setup.is_named or language_prefix(setup.lang or "") in ("zh", "cmn")
+
+
 class _Kokoro(WorkerPlugin[KokoroSettings]):
     name = "kokoro"
     settings = KokoroSettings
@@ -49,12 +56,25 @@ class _Kokoro(WorkerPlugin[KokoroSettings]):
         return super().is_wanted(setup) and (setup.default == "hibari" or setup.is_named)
 
     def build(self, setup: Setup[KokoroSettings]) -> KokoroEngine:
-        from telephony_tts.engines.api import language_prefix
         from telephony_tts.engines.kokoro.engine import KokoroEngine
 
-        needs_mandarin = setup.is_named or language_prefix(setup.lang or "") in ("zh", "cmn")
         own = setup.settings
-        return KokoroEngine(n_workers=own.workers, at_first_need=not needs_mandarin, voices_folder=own.folder)
+        return KokoroEngine(
+            n_workers=own.workers, at_first_need=not _needs_mandarin(setup), voices_folder=own.folder
+        )
+
+    def findings(self, setup: Setup[KokoroSettings], *, is_running: bool) -> Iterator[Finding]:
+        """Whether the parts of the model are whole. Most servers load it with their first Mandarin text."""
+        if is_running or not setup.settings.workers or not setup.is_installed:
+            return
+        from telephony_tts.engines.kokoro.model import read_model
+
+        try:
+            read_model()
+        except EngineUnavailable as error:
+            yield "broken", self.name, error.message, _needs_mandarin(setup)
+        else:
+            yield "ok", self.name, "the Mandarin voice's model is complete, with the right checksum"
 
     def absent(self, setup: Setup[KokoroSettings], *, runs: bool) -> Iterator[AbsentEngine]:
         """It counts as absent for languages that it cannot speak yet."""
