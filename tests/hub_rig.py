@@ -91,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._model_scope_listing(query["Revision"][0])
         elif path == f"/api/v1/models/{hub.repo}/repo":
             self._file(query["FilePath"][0])
-        elif path.startswith(f"/{hub.repo}/resolve/{COMMIT}/"):
-            name = path.removeprefix(f"/{hub.repo}/resolve/{COMMIT}/")
+        elif path.startswith((f"/{hub.repo}/resolve/{COMMIT}/", f"/{hub.repo}/resolve/main/")):
+            name = path.removeprefix(f"/{hub.repo}/resolve/").partition("/")[2]
             if hub.redirects:
                 elsewhere = hub.url.replace("127.0.0.1", "localhost")
                 self._json(302, {}, {"Location": f"{elsewhere}/elsewhere/{name}"})

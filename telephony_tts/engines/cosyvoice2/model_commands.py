@@ -145,6 +145,12 @@ def _pull(arguments: argparse.Namespace) -> int:
     from telephony_tts.engines.cosyvoice2.checkpoint.download import DownloadProgress, pull, release_of
     from telephony_tts.engines.hubs import open_hub
 
+    if arguments.dir == "kokoro" and arguments.repo is None:
+        voices = shell_command("telephony-tts voices pull")
+        raise ConfigError(
+            f"kokoro's model is part of the installation, and `{voices}` fetches its voices; this fetches CosyVoice2 "
+            "into a directory: for one of this name write ./kokoro"
+        )
     directory, family = Path(arguments.dir), arguments.family
     repo = arguments.repo or release_of(family).official_repos[arguments.source]
     try:

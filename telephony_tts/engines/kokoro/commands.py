@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from telephony_tts.engines.hubs import HubFile, Listing, open_hub
 from telephony_tts.engines.kokoro.styles import (
@@ -100,9 +101,22 @@ def _from_npm(names: list[str]) -> Iterator[tuple[str, bytes]]:
 def _from_hub(names: list[str]) -> Iterator[tuple[str, bytes]]:
     hub = open_hub("huggingface")
     for name in names:
-        content = io.BytesIO()
+        content = _AtMost(STYLE_BYTES)
         hub.read(Listing(HUB_REPO, "main", {}), HubFile(f"voices/{name}.bin"), content, 0)
         yield name, content.getvalue()
+
+
+class _AtMost(io.BytesIO):
+    """Refuses more than so many bytes, whatever a hub sends."""
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__()
+        self._n_bytes = n_bytes
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > self._n_bytes:
+            raise EOFError(f"it has more than {self._n_bytes} bytes")
+        return super().write(data)
 
 
 def _make(folder: Path) -> None:
