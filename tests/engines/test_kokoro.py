@@ -48,7 +48,7 @@ def engine(runner: asyncio.Runner) -> Iterator[KokoroEngine]:
 
 
 def test_the_text_in_symbols(reader: KokoroReader) -> None:
-    assert reader.read("您的 VIP 套餐，已升级。").written == "nin2 de5 /vˌiˌIpˈi/ tao4 can1 , yi3 sheng1 ji2 ."
+    assert reader.read("您的 VIP 套餐，已升级。").written == "nin2 de5 /vˌiˌIpʰˈi/ tao4 can1 , yi3 sheng1 ji2 ."
     ipa = [Pronunciation(0, 2, "ipa", "ʨʰɤ→")]
     assert reader.read("重庆好", ipa).written == "/ʨʰɤ→/ hao3"
     pinyin = [Pronunciation(0, 2, "pinyin", "zhong4 qing1")]
@@ -61,6 +61,20 @@ def test_a_single_a_among_han_characters_is_a_letter(reader: KokoroReader) -> No
     assert reader.read("他说 A good idea 很好").written.startswith("ta1 shuo1 /ɐ ɡˈʊd")
 
 
+def test_english_stops_have_their_breath_in_a_mandarin_voice(reader: KokoroReader) -> None:
+    """Pinned: the letters P, T and K of codes were heard as B, D and G, because p alone is the b of Mandarin."""
+    text = "型号BTK，请下载App"
+    reading = reader.read(text)
+    assert "/bˌitʰˌikʰˈA/" in reading.written and "/ˈæp/" in reading.written
+    assert reader.read("请stop play").written == "qing3 /stˈɑp pʰlˈA/"
+    assert reader.read("Take a taxi.", (), "en").written == "/tˈAk ɐ tˈæksi/ ."
+    edges = [each * 100 for each in range(len(reading.symbols) + 1)]
+    timings = {text[each.start_char : each.end_char]: each for each in reader.timings(reading, edges)}
+    spoken = reading.symbols[timings["BTK"].start_sample // 100 : timings["BTK"].end_sample // 100]
+    assert "".join(reader._letters[number] for number in spoken) == "bˌitʰˌikʰˈA"
+    assert "".join(reader._letters[number] for number in reading.symbols[-3:]) == "ˈæp"
+
+
 def test_a_blank_stands_between_words_and_not_before_a_mark(reader: KokoroReader) -> None:
     letters = {number: letter for letter, number in english_reader().symbols.items()}
 
@@ -68,7 +82,7 @@ def test_a_blank_stands_between_words_and_not_before_a_mark(reader: KokoroReader
         return "".join(letters[number] for number in reader.read(text, given).symbols)
 
     assert symbols("您的地址是对的，谢谢。") == "ni↗n tɤ ti↘ꭧɨ↓ ʂɨ↘ twei↘ tɤ, ɕje↘ɕje↘."
-    assert symbols("您的VIP套餐") == "ni↗n tɤ vˌiˌIpˈi tʰau↘ʦʰa→n"
+    assert symbols("您的VIP套餐") == "ni↗n tɤ vˌiˌIpʰˈi tʰau↘ʦʰa→n"
     assert symbols("您的地址", Pronunciation(2, 4, "ipa", "ti")) == "ni↗n tɤ ti"
 
 

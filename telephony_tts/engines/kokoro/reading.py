@@ -41,6 +41,10 @@ _LETTER_A = re.compile(r"(?<![\w'’])A(?![\w'’]| +[a-z])")
 """In a code among Han characters: 编号A二零六. The English front end takes it for the article."""
 
 
+_ASPIRATED = re.compile("(?<!s)[ptk](?=[jwlɹ]?[ˈˌ])")
+"""English stops with a breath behind them. A Mandarin voice has symbols with and without it: its p is a b."""
+
+
 _Word = tuple[int, int, str, str]
 """(start, end, symbols, how it is shown) of a word; a mark has no symbols, and is shown as it stands."""
 _CLAUSE = re.compile(r"([^,.;:!?…()«»“”\"¿¡।\n]+)|.", re.S)
@@ -166,6 +170,8 @@ class KokoroReader:
                 if HAN_RUN.search(text) and not inside:
                     inside = [(letter.start(), letter.end(), "ˈeɪ") for letter in _LETTER_A.finditer(match[2])]
                 english = self._english.read(match[2], inside)
+                if language == "zh":
+                    english = self._aspirated(english)
                 begin_word()
                 first = len(ids)
                 ids += english.ids[1:-1]
@@ -181,6 +187,18 @@ class KokoroReader:
             spans = [_Span(s.start, s.text, s.first - 1, s.last - 1, s.english) for s in spans]
         return KokoroReading([ids[n] for n in kept], spans, re.sub(" +", " ", "".join(written)).strip(),
                              " ".join(citation[place] for place in sorted(citation)))
+
+    def _aspirated(self, english: EnglishReading) -> EnglishReading:
+        """The reading with the mark of aspiration behind each p, t and k that has it in English."""
+        phonemes = "".join(self._letters.get(number, " ") for number in english.ids)
+        stops = {match.start() for match in _ASPIRATED.finditer(phonemes)}
+        ids: list[int] = []
+        moved = []  # the new place of each symbol, and of the end
+        for at, number in enumerate(english.ids):
+            moved.append(len(ids))
+            ids += [number, *self._english.ids("ʰ")] if at in stops else [number]
+        moved.append(len(ids))
+        return EnglishReading(ids, english.words, [(moved[first], moved[last]) for first, last in english.spans])
 
     def _japanese_words(self, text: str) -> Iterator[_Word]:
         for word in self._japanese.read(text):
