@@ -389,6 +389,7 @@ def test_settings_cannot_be_changed_after_loading() -> None:
         ({"server.tokens": ["abc", "x" * 32]}, "server.tokens: a token of 3 characters can be guessed; take one of 16"),
         ({"phrases.folder": "kept"}, "phrases.folder: nothing is kept, because phrases.enabled is false"),
         ({"engines.fallback": ["hibari"], "engines.routes": {}}, "engines.fallback: hibari is the default engine"),
+        ({"engines.fallback": ["hibari"]}, "engines.fallback: hibari is the default engine"),
         ({"asterisk.lead_ms": 4_000}, "asterisk.lead_ms: only 2000 of 4000 ms are used"),
     ],
 )

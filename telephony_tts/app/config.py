@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-from telephony_tts.app.engine_settings import EngineSettings
+from telephony_tts.app.engine_settings import DEFAULT_ROUTES, EngineSettings
 from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.app.residents import records, with_sections
 from telephony_tts.recording.settings import RecordingSettings
@@ -257,7 +257,9 @@ def doubtful_settings(config: Config) -> Iterator[str]:
     if config.phrases.folder is not None and not config.phrases.enabled:
         yield "phrases.folder: nothing is kept, because phrases.enabled is false; set it to true"
     engines = config.engines
-    speaks_alone = not set(engines.routes.values()) - {engines.default}
+    # The default route is for a language that the default engine does not speak.
+    routes = {} if engines.routes == DEFAULT_ROUTES else engines.routes
+    speaks_alone = not set(routes.values()) - {engines.default}
     if engines.fallback == (engines.default,) and speaks_alone:
         yield f"engines.fallback: {engines.default} is the default engine already; name another one, or leave it out"
     for door in doors():
