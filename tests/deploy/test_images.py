@@ -21,10 +21,10 @@ from forked_process import ForkServer, fork_server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from telephony_tts.errors import how_to_get, how_to_get_again, shell_command
 
 from sip_bridge import config as bridge_config
 from telephony_tts import errors
+from telephony_tts.runtime.errors import how_to_get, how_to_get_again, shell_command
 
 pytestmark = pytest.mark.slow
 

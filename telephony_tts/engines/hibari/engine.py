@@ -15,7 +15,7 @@ from telephony_tts.engines.speech import SpokenPiece, speak_pieces
 from telephony_tts.engines.threaded_engine import ThreadedEngine
 from telephony_tts.engines.words import LATIN, scripts
 from telephony_tts.engines.workers import Cancelled, Work
-from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText, shell_command
+from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ class HibariEngine(ThreadedEngine[HibariModel]):
 
     def unavailable(self, failure: Exception) -> EngineUnavailable:
         if isinstance(failure, ImportError):
-            how = shell_command("pip install 'hibari-tts>=0.2.1,<0.3' onnxruntime")
-            return EngineUnavailable(f"hibari needs {failure.name!r}: {how}")
+            return EngineUnavailable(f"hibari needs the package {failure.name}: {how_to_get()}")
         return EngineUnavailable(f"hibari could not load its voice: {failure}")
 
     def work(self, loaded: HibariModel, utterance: Utterance) -> tuple[Work[Chunk], Callable[[], None]]:
