@@ -304,7 +304,7 @@ class Catalog:
             route = f", or {_route(language, able[0].engine)}" if language else ""
             return f"voices that can: {', '.join(map(_full_name, able))}. Send one as `voice`{route}"
         if absent:
-            would = " or ".join(f"{engine.name} would: {engine.how_to_get}" for engine in absent)
+            would = "; or ".join(f"{engine.name} would: {engine.how_to_get}" for engine in absent)
             return f"no engine here can, but {would}"
         letters = "/".join(sorted(scripts(utterance.text) - {LATIN})).lower()
         tag = f" (language {language})" if language else ""

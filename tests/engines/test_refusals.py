@@ -148,7 +148,7 @@ def test_an_absent_engine_is_named_only_for_text_that_it_would_read(monkeypatch:
         "no engine here can, but espeak would: .venv/bin/pip install -e '.[espeak]'"
     )
     both = refusal(catalog, "你好")
-    assert "kokoro would: .venv/bin/pip install -e '.[kokoro]' or espeak would: .venv/bin/pip install -e" in both
+    assert "kokoro would: .venv/bin/pip install -e '.[kokoro]'; or espeak would: .venv/bin/pip install -e" in both
     assert "cosyvoice2 would: get its model" in both
     assert "espeak" not in refusal(catalog, "こんにちは") and "cosyvoice2 would" in refusal(catalog, "こんにちは")
     assert "would" not in refusal(catalog, "สวัสดี")
