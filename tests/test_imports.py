@@ -77,7 +77,7 @@ OUTSIDE: dict[str, str] = {
     "matplotlib": "recording.chart bench.plot",
     "modelscope_hub": "engines.hubs",
     "numpy": "audio session engines recording http_api doors bench.audible cli.say sip_bridge",
-    "onnxruntime": "audio.voice_activity engines.hibari.model engines.kokoro.model engines.cosyvoice2.voices",
+    "onnxruntime": "audio.voice_activity engines.onnx_graph engines.cosyvoice2.voices",
     "opentelemetry": "app.tracing",
     "prometheus_client": "runtime.metrics fronts.metrics_of_all sip_bridge.metrics",
     "py3langid": "engines.latin_language",

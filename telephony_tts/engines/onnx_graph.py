@@ -1,7 +1,7 @@
 """Changes to a serialised ONNX model (onnx.proto) that need no package: an output more, or a part of the graph.
 
 A protobuf message is a series of fields: a key, which has the field's number and wire type, and its content. Fields
-that are kept are copied as they stand.
+that are kept are copied as they stand. `session` runs such a model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,19 @@ Model = bytes | bytearray
 Tensor = npt.NDArray[Any]
 Shape = Sequence[int | str]
 """The sizes of a tensor; a text is a name for a size that differs from run to run."""
+
+
+def session(model: bytes) -> Any:
+    """An onnxruntime session with one thread. Several threads may run it at once."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    opened = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    opened._model_bytes = None  # kept only to start again with other providers: 92 MB of Kokoro
+    return opened
 
 
 def output(name: str) -> bytes:

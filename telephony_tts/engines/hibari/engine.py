@@ -15,7 +15,7 @@ from telephony_tts.engines.speech import SpokenPiece, speak_pieces
 from telephony_tts.engines.threaded_engine import ThreadedEngine
 from telephony_tts.engines.words import LATIN, scripts
 from telephony_tts.engines.workers import Cancelled, Work
-from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.runtime.errors import EngineUnavailable, UnknownVoice, UnsupportedText, how_to_get
 
 log = logging.getLogger(__name__)
 

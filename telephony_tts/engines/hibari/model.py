@@ -36,14 +36,13 @@ class HibariModel:
     """Loads everything in its constructor (about 0.5 s). Several threads may call `speak` at once."""
 
     def __init__(self) -> None:
-        import onnxruntime
         from hibari import dsp
         from hibari.voices import DEFAULT, voice_path
 
         self._dsp = dsp
         self.english = english_reader()
         model = Path(voice_path(DEFAULT, download_missing=False)).read_bytes()
-        self._session, self.has_durations = _open(onnxruntime, model)
+        self._session, self.has_durations = _open(model)
         if self.has_durations:
             self.has_durations = self._durations_add_up()
 
@@ -94,13 +93,9 @@ class HibariModel:
         return True
 
 
-def _open(onnxruntime: Any, model: bytes) -> tuple[Any, bool]:
-    """A session with one thread; the durations are a seventh output if the graph has that node."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    providers = ["CPUExecutionProvider"]
+def _open(model: bytes) -> tuple[Any, bool]:
+    """A session; the durations are a seventh output if the graph has that node."""
     try:
-        return onnxruntime.InferenceSession(model + onnx_graph.output(_DURATIONS), options, providers=providers), True
+        return onnx_graph.session(model + onnx_graph.output(_DURATIONS)), True
     except Exception:
-        return onnxruntime.InferenceSession(model, options, providers=providers), False
+        return onnx_graph.session(model), False

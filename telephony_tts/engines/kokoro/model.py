@@ -121,25 +121,13 @@ class KokoroModel:
     """
 
     def __init__(self, with_kernels: bool = True) -> None:
-        import onnxruntime
-
         with_kernels = with_kernels and kokoro_generator.fits()
         model = read_model()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 4
         self._generator = Generator(model) if with_kernels else None
         parts = [_front(model, with_kernels), _source(model), _decoder(model, with_kernels), _tail(model)]
         del model  # 92 MB
-        opened = [self._open(onnxruntime, options, parts.pop(0)) for _ in range(4)]
+        opened = [onnx_graph.session(parts.pop(0)) for _ in range(4)]
         self._front, self._source, self._decoder, self._tail = opened
-
-    @staticmethod
-    def _open(onnxruntime: Any, options: Any, model: bytes) -> Any:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        session._model_bytes = None  # 92 MB in all, kept only to start again with other providers
-        return session
 
     def clause(self, symbols: Sequence[int], styles: Wave, speed: float, stop: Stop) -> Clause:
         """The front over 1 to 510 symbols. `styles` are the vectors of a voice, [510, 256]."""
