@@ -363,7 +363,10 @@ def _may_be_house(groups: list[str]) -> bool:
 
 
 def _is_short(groups: list[str]) -> bool:
-    return len(groups) == 2 and all(len(group) <= 2 for group in groups)
+    """Whether two groups that begin with a zero may be a range: 0-5, 08-10, and 0-230, as no prefix is 0 alone."""
+    if len(groups) != 2:
+        return False
+    return all(len(group) <= 2 for group in groups) or (groups[0] == "0" and len(groups[1]) <= 6)
 
 
 def _blanked(shape: Shape) -> dict[str, float]:

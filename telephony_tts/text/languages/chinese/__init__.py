@@ -45,6 +45,13 @@ _TYPED = re.compile(
     r"(?:密码|用户名|登录名|WiFi|Wi-Fi|无线(?:网络)?|热点|SSID|文件名?|主机名?|域名|微信号?)(?:名称?)?[为是叫:：\s\"“‘「『]{0,3}[A-Za-z0-9_-]{0,30}$"
 )
 """What somebody types: no dash of it may be left out."""
+_SECRET = re.compile(r"(?:密码|口令|激活码|兑换码|序列号|密钥)[为是:：\s\"“‘「『]{0,4}$")
+"""What a password stands behind."""
+_SECRET_SIGNS = {
+    "@": "艾特", "#": "井号", "$": "美元符", "%": "，百分号", "&": "和号", "*": "星号", "+": "加号", "=": "等号",
+    "^": "尖号", "~": "波浪号", "?": "问号", "!": "感叹号", ".": "点", "-": "杠", "_": UNDERSCORE,
+}  # fmt: skip
+_SECRET_RUNS = re.compile("[A-Za-z]+|[0-9]+|.")
 _PERCENT = {"%": "百分之", "‰": "千分之", "‱": "万分之"}
 
 
@@ -292,6 +299,19 @@ def _say_mixed(spelled: bool) -> reader.Say:
     return say
 
 
+def _say_secret(shape: Shape) -> str | None:
+    """A password, "Tk9#4m": each of its signs is typed, and no part of it is a unit or money."""
+    if not _SECRET.search(shape.left) or addresses.EMAIL.match(shape.text, shape.start):
+        return None
+    said = ""
+    for run in _SECRET_RUNS.findall(shape.written):
+        if run in _SECRET_SIGNS:
+            said += _SECRET_SIGNS[run]
+        else:
+            said += zh.code(run) if run.isdigit() else _letters(run, True)
+    return said
+
+
 def _say_named(shape: Shape) -> str | None:
     """ "iOS17.4", "PM2.5"."""
     found = shape.found
@@ -349,6 +369,7 @@ CHINESE = reader.Tables(
         "rooms": _say_rooms,
         "named": _say_named,
         "codec": lambda shape: f"{shape.written[0]}点{zh.code(shape.groups[0])}",
+        "secret": _say_secret,
         "mixed": _say_mixed(spelled=False),
         "mixed_code": _say_mixed(spelled=True),
         "business": lambda shape: f"{shape.written[0]} to {shape.written[2]}",
@@ -365,17 +386,28 @@ CHINESE = reader.Tables(
         "ampere": _say_ampere,
         "clothing": lambda shape: f"{zh.digits(shape.groups[0])}，{zh.digits(shape.groups[1])}{shape.written[-1]}",
         "hexadecimal": lambda shape: f"零 X {zh.letters(shape.written[2:])}",
-        "tyre": lambda shape: zh.letters(shape.written),
+        "tyre": lambda shape: "，".join(map(zh.letters, shape.written.split("/"))),
         "power": _say_power,
         "numero": _say_numero,
     },
     signs=say_sign,
     trigger=reader.trigger(
-        r"(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=[每百千万亿])[A-Za-z]|（(?=0[0-9]{2,3}）)"
+        r"(?<=[是为码令:： “\"])[A-Za-z](?=[A-Za-z]{0,20}[#%&*+=^~?!])"
+        r"|(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=[每百千万亿])[A-Za-z]|（(?=0[0-9]{2,3}）)"
         r"|(?<=[㎡²米户人间])·(?=[年月天日])"
         rf"|[↑↓{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
     ),
     forms=reader.Forms((
+        ("plain_code", re.compile(
+            r"(?:(?<=提示)|(?<=报错)|(?<=返回)|(?<=[网页]页显示)|(?<=[页界]面显示))[45]0[0-9](?=[，。；！？、的吗吧呢]|,(?![0-9]))"
+            r"|[45]0[0-9](?=错误|页面|报错)"
+            r"|(?:(?<=发送)|(?<=短信)|(?<=编辑)|(?<=回复))[0-9]{3,6}(?=\s?(?:发送)?[至到]\s?1[0-9]{4})"
+        )),
+        ("secret", re.compile(
+            r"(?=[^A-Za-z\s]{0,40}[A-Za-z])(?=[A-Za-z0-9_-]{0,40}(?:[#$%&*@^+=]|[~?!][A-Za-z0-9]|\.[0-9]))"
+            r"[#$%&@^+=]?[A-Za-z0-9]{1,40}+(?:(?:(?!\*\*)[#$%&*@^+=~?!_-]{1,2}|\.(?=[0-9]))[A-Za-z0-9]{1,40}+){0,8}"
+            r"[#$%&*@^+=]?(?![A-Za-z0-9*])"
+        )),
         ("number", _PLAIN),
         ("url", re.compile("/(?:etc|usr|var|home|opt|dev|tmp|root|mnt|srv|api)(?:/[A-Za-z0-9_.-]{1,40}){1,6}")),
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
