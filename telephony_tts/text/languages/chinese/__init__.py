@@ -30,7 +30,7 @@ _EXTENSION = re.compile(r"\s?(?:转?分机号?|转)\s?([0-9]{1,6})(?![0-9])")
 _CALENDAR_YEAR = re.compile("(?:19[5-9][0-9]|20[0-9]{2})")
 _IN_HOUSE = re.compile(r"(?:[0-9]|[A-Z]座?)(?:[层楼栋幢座门室]|号楼|单元|号院|号)?$")
 _PLACE = re.compile(
-    r"(?:小区|花园|公寓|地址|门牌|房号?|房间|送[到至]|单元|[住苑园路街巷弄村城府湾里庭邸厦号院栋幢])[是为在:：]{0,2}\s?$"
+    r"(?:小区|花园|公寓|宿舍|考场|教室|会议室|诊室|地址|门牌|房号?|房间|送[到至]|单元|[住苑园路街巷弄村城府湾里庭邸厦号院栋幢])[是为在:：]{0,2}\s?$"
 )
 _CAR = re.compile("[京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼][A-Z]·?$")
 _PLAIN = re.compile(
@@ -45,8 +45,10 @@ _TYPED = re.compile(
     r"(?:密码|用户名|登录名|WiFi|Wi-Fi|无线(?:网络)?|热点|SSID|文件名?|主机名?|域名|微信号?)(?:名称?)?[为是叫:：\s\"“‘「『]{0,3}[A-Za-z0-9_-]{0,30}$"
 )
 """What somebody types: no dash of it may be left out."""
-_SECRET = re.compile(r"(?:密码|口令|激活码|兑换码|序列号|密钥)[为是:：\s\"“‘「『]{0,4}$")
-"""What a password stands behind."""
+_SECRET = re.compile(
+    r"(?:密码|口令|激活码|兑换码|序列号|密钥|用户名|登录名|账号|Wi-?Fi名称?|SSID|(?:密码|口令)[^。]{0,12}(?:[例比]?如|[改设][成为]))[为是:：\s\"“‘「『]{0,4}$"
+)
+"""What a password or a name that is typed stands behind."""
 _SECRET_SIGNS = {
     "@": "艾特", "#": "井号", "$": "美元符", "%": "，百分号", "&": "和号", "*": "星号", "+": "加号", "=": "等号",
     "^": "尖号", "~": "波浪号", "?": "问号", "!": "感叹号", ".": "点", "-": "杠", "_": UNDERSCORE,
@@ -141,12 +143,16 @@ def _say_rooms(shape: Shape) -> str | None:
 
 def _say_fraction(shape: Shape) -> str | None:
     *whole, top, bottom = shape.groups
+    if shape.left.endswith("排名"):
+        return f"{zh.number(top)}，共{zh.number(bottom)}"
     if (top, bottom) == ("24", "7"):
         return "七乘二十四"
     if top[0] == "0" or len(shape.groups) > 3:
         return None
     follows = int(bottom) == int(top) + 1 and re.match("号?[栋幢楼座口门]|单元", shape.right)
     if follows or shape.right.startswith("号线"):
+        if max(len(top), len(bottom)) > 1:  # 二十号线 is another line than 2/10号线
+            return f"{zh.number(top)}{'号' * (shape.right[0] == '号')}、{zh.number(bottom)}"
         return zh.number(top) + zh.number(bottom)
     said = f"{zh.number(bottom)}分之{zh.number(top)}"
     return f"{zh.number(whole[0])}又{said}" if whole else said
@@ -154,7 +160,7 @@ def _say_fraction(shape: Shape) -> str | None:
 
 def _say_step(shape: Shape) -> str | None:
     """ "第1/3步", "步骤1/3", "已还12/24期", and a choice: "可选24/36期", "50/55岁"."""
-    counter = shape.right[:1] if re.match("[次件位项条步页题关章集层期针剂回轮讲课]", shape.right) else ""
+    counter = shape.right[:1] if re.match("[次件位项条步页题关章集层期针剂回轮讲课个人]", shape.right) else ""
     first, last = shape.groups
     is_choice = re.match("周?岁|分期|[GT]B", shape.right) or re.search(r"(?:选|支持|分为?|提供)\s?$", shape.left)
     if is_choice and not re.search(r"[用剩载传]\s?$", shape.left):
@@ -172,7 +178,8 @@ def _say_pair(shape: Shape) -> str | None:
         if parts[0][0] != "0" and not is_falling:
             return _say_fraction(shape)
     if unit := _unit(shape):
-        return f"{zh.number(parts[0])}比{measure(parts[1:], unit)}"
+        joint = "，" if unit in ("GB", "MB", "TB", "G", "M") else "比"  # 14.8/16GB are used
+        return f"{zh.number(parts[0])}{joint}{measure(parts[1:], unit)}"
     return ("比" if len(parts) == 2 else "，").join(zh.number(part) for part in parts)
 
 
@@ -300,8 +307,9 @@ def _say_mixed(spelled: bool) -> reader.Say:
 
 
 def _say_secret(shape: Shape) -> str | None:
-    """A password, "Tk9#4m": each of its signs is typed, and no part of it is a unit or money."""
-    if not _SECRET.search(shape.left) or addresses.EMAIL.match(shape.text, shape.start):
+    """A password or name that is typed, "Tk9#4m": each of its signs is typed, and no part of it is a unit or money."""
+    is_address = addresses.EMAIL.match(shape.text, shape.start) or addresses.URL.match(shape.text, shape.start)
+    if is_address or not _SECRET.search(shape.left):
         return None
     said = ""
     for run in _SECRET_RUNS.findall(shape.written):
@@ -392,7 +400,7 @@ CHINESE = reader.Tables(
     },
     signs=say_sign,
     trigger=reader.trigger(
-        r"(?<=[是为码令:： “\"])[A-Za-z](?=[A-Za-z]{0,20}[#%&*+=^~?!])"
+        r"(?<=[是为成如码令:： “\"])[A-Za-z](?=[A-Za-z]{0,20}[#%&*+=^~?!])"
         r"|(?<![A-Za-z0-9])(?:[Nn][Oo]\.\s?(?=[0-9])|[A-Za-z]{3}(?=\s?-?[0-9]))|(?<=[每百千万亿])[A-Za-z]|（(?=0[0-9]{2,3}）)"
         r"|(?<=[㎡²米户人间])·(?=[年月天日])"
         rf"|[↑↓{UNIT_CHARACTERS}\[\]§√∞‱‰µ℡\u00b9\u2070-\u2079\u2080-\u2089\u2150-\u2188⑩-⑳]"
@@ -400,12 +408,13 @@ CHINESE = reader.Tables(
     forms=reader.Forms((
         ("plain_code", re.compile(
             r"(?:(?<=提示)|(?<=报错)|(?<=返回)|(?<=[网页]页显示)|(?<=[页界]面显示))[45]0[0-9](?=[，。；！？、的吗吧呢]|,(?![0-9]))"
-            r"|[45]0[0-9](?=错误|页面|报错)"
+            r"|[45]0[0-9](?=错误|页面|报错)|(?<=[0-9]F-)[0-9]{3,4}(?![0-9A-Za-z]|[人位个])"
             r"|(?:(?<=发送)|(?<=短信)|(?<=编辑)|(?<=回复))[0-9]{3,6}(?=\s?(?:发送)?[至到]\s?1[0-9]{4})"
+            r"|(?:(?<=回复[\"“「])|(?<=发送[\"“「]))[0-9]{3,6}(?=[\"”」])"
         )),
         ("secret", re.compile(
-            r"(?=[^A-Za-z\s]{0,40}[A-Za-z])(?=[A-Za-z0-9_-]{0,40}(?:[#$%&*@^+=]|[~?!][A-Za-z0-9]|\.[0-9]))"
-            r"[#$%&@^+=]?[A-Za-z0-9]{1,40}+(?:(?:(?!\*\*)[#$%&*@^+=~?!_-]{1,2}|\.(?=[0-9]))[A-Za-z0-9]{1,40}+){0,8}"
+            r"(?=[^A-Za-z\s]{0,40}[A-Za-z])(?=[A-Za-z0-9_-]{0,40}(?:[#$%&*@^+=]|[~?!][A-Za-z0-9]|\.[a-z0-9]))"
+            r"[#$%&@^+=]?[A-Za-z0-9]{1,40}+(?:(?:(?!\*\*)[#$%&*@^+=~?!_-]{1,2}|\.(?=[a-z0-9]))[A-Za-z0-9]{1,40}+){0,8}"
             r"[#$%&*@^+=]?(?![A-Za-z0-9*])"
         )),
         ("number", _PLAIN),
@@ -413,6 +422,7 @@ CHINESE = reader.Tables(
         ("numero", re.compile(r"[Nn][Oo]\.\s?(?=[0-9])")),
         ("step", re.compile(
             r"(?<=步骤)[0-9]{1,2}/[0-9]{1,2}|(?<=第)[0-9]{1,3}/[0-9]{1,3}(?=[针剂回轮讲课])|[0-9]{1,3}/[0-9]{1,3}(?=[次件位项条步页题关章集层]|期(?![间限])|周?岁|分期|[GT]B)"
+            r"|(?<=[剩余满])[0-9]{1,3}/[0-9]{2,3}(?=个(?!月)|人)"
         )),
         ("rating", re.compile(r"(?:[0-9]{1,3}(?:\.[0-9])?/[0-9]{2,3}|[0-9]\.[0-9]/5)(?=分(?![钟之期]))")),
         ("list", re.compile("[0-9]{2,5}(?:/[0-9]{3,5}){2,4}(?![0-9/])")),
@@ -446,13 +456,13 @@ CHINESE = reader.Tables(
         )),
         ("letter_scale", re.compile(
             rf"(?>[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?)(?:{TO}[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?)?"
-            r"(?:[wkKMGT]|B(?=美元|美金|欧元|英镑))(?![A-Za-z0-9²³/]|(?<=M)(?:胶|口罩|公司))"
+            r"(?:[wkKMGT]|B(?=美元|美金|欧元|英镑))(?![A-Za-z0-9²³]|/(?![0-9]{2,4}M(?![A-Za-z0-9])|[\u4e00-\u9fff])|(?<=M)(?:胶|口罩|公司))"
         )),
         ("range", re.compile(
             r"[0-9]{1,3}(?:\.[0-9]{1,4})?\s?[至到]\s?[0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9A-Za-z]|[-/.:,][0-9])"
         )),
         ("range", re.compile(rf"(?=[0-9][0-9,.]{{0,24}}{TO}[0-9]){NUMBER}{TO}{NUMBER}(?={WRITTEN})")),
-        ("floor", re.compile("[1-9][0-9]?F(?:-(?=[0-9])|(?![A-Za-z0-9-]))")),
+        ("floor", re.compile("[1-9][0-9]?F(?:-(?=[0-9A-Z])|(?![A-Za-z0-9-]))")),
         ("ampere", re.compile("[0-9]{1,4}A(?![A-Za-z0-9-])")),
         ("clothing", re.compile("1[0-9]{2}/[0-9]{2,3}[ABCY](?![A-Za-z0-9])")),
         ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),

@@ -21,6 +21,11 @@ _DATES_BEFORE = re.compile(
     r"(?:活动|优惠|促销|放假|假期|报名|施工|展览|停[水电气])[^，。；0-9价幅率折度]{0,6}[:：]?\s?$"
 )
 _DATED = re.compile(rf"{DATED.pattern}|效期[至到为是:：]?\s?$")
+_NUMBERED = re.compile("号[线口门]|号?[楼栋幢]|单元|个|名额")
+"""What of 2/3号口 and 3/15个 is numbered or counted, so that it is no day."""
+_PLACED = re.compile(r"(?:床位?号?|[货书]架|[库工座车]位|编号|[房桌柜箱]号|码)[为是在:：]?\s?$")
+"""What is numbered with dashes: bed 12-03."""
+_ENDS_DAY = re.compile("[日号前起]|之前|[到过]期|失效|截止|送达")
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _PARTS = (("d", "天"), ("h", "小时"), ("m", "分"), ("s", "秒"))
 _LETTERS_OF_TIME = re.compile(r"([0-9]{1,3})\s?(d|h|m|s)")
@@ -60,7 +65,7 @@ FORMS = (
         "(?<![0-9.])[0-9]{2}(?=年(?![代后前来内间期多以之的半]|级|历史|时间|寿|产权|期限|质保|工龄))"
     )),
     ("padded", re.compile("(?<![0-9.:：/-])0[1-9](?=[月日]|[时点](?!间))")),
-    ("minute", re.compile("(?<=[点时])0[0-9](?=分|$|[^0-9])")),
+    ("minute", re.compile("(?<=[点时])0[0-9](?![0-9]|[:：][0-9])")),
     ("hour", re.compile(rf"(?:1[0-2]|0?[1-9])\s?{_MERIDIEM}")),
 )  # fmt: skip
 
@@ -108,6 +113,9 @@ def say_year_month(shape: Shape) -> str | None:
 def say_month_day(shape: Shape) -> str | None:
     """ "12/31"; of 5/5 a day only where one is expected."""
     month, day = shape.groups
+    is_placed = "-" in shape.written and _PLACED.search(shape.left) and not _ENDS_DAY.match(shape.right)
+    if is_placed or _NUMBERED.match(shape.right):
+        return None
     if month == day and "/" in shape.written and int(day) in FRACTION_DENOMINATORS and not _DATED.search(shape.left):
         return None
     said = _day("", month, day)

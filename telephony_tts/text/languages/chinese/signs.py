@@ -22,7 +22,7 @@ _SURNAMES = (
     "金陆郝孔崔康毛邱秦江史顾侯邵孟龙段雷钱汤尹黎易常武乔贺赖龚"
 )
 _LETTER = r"[A-Za-z\u4e00-\u9fff]"
-_SENDS = re.compile(r"(?:发送|编辑|回复)(?:短信|内容)?[为是:：]?\s?[\"“‘「]?[A-Za-z]{1,9}(?:[#*+][^，。；\s]{0,12})?$")
+_SENDS = re.compile(r"(?:发送?|编辑|回复)(?:短信|内容)?[为是:：]?\s?[\"“‘「]?[A-Za-z]{1,9}(?:[#*+][^，。；\s]{0,12})?$")
 """A message to the operator, whose signs the caller types too: "CXXZ#姓名"."""
 _DIALS = re.compile(
     rf"{_SENDS.pattern}|(?:按|拨打?|输入|键入|密码锁?|口令)[为是:：]?\s?[0-9*#]*$|[0-9*#]$|[0-9]\*[电话手机]{{0,2}}号码?$"
@@ -30,6 +30,7 @@ _DIALS = re.compile(
 _ENDS_VALUE = re.compile(
     r"(?:[0-9%‰°℃元年月日号点分时周级万亿千米]|[0-9][A-Za-z]{1,3}|(?:周|星期)[一二三四五六日天]|[aApP]\.?[mM]\.?)\s?$"
 )
+_NAMED_NUMBER = re.compile("[位房桌柜]号$")
 _MONEY = re.compile(MONEY_STARTS)
 _STARTS_VALUE = re.compile(
     rf"\s?(?:[-+]?[0-9]|{MONEY_STARTS}|(?:周|星期)[一二三四五六日天1-7]|[上下中]午|[早晚]|凌晨|次日|明)"
@@ -38,7 +39,7 @@ _OPERAND_BEHIND, _OPERAND_BEFORE = re.compile(r"\s?[0-9A-Za-z]"), re.compile(r"[
 _PLACE_BEFORE = re.compile("[0-9]{1,3}(号楼|单元|[栋幢楼层座期排区章页级班])$")
 _PART_OF_ADDRESS = re.compile("(?:[0-9A-Za-z栋幢座楼室]|(?<!楼)层|单元|号院)$")
 _AMOUNT_BEFORE = re.compile(
-    r"(?:[0-9]起?|[0-9].{0,3}[元块角分米克斤里度升特次人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|(?:元起?|[块角米克升%㎡㎥]))\s?$"
+    r"(?:[0-9]起?|[0-9].{0,3}[元块角分米克斤里度升特次转人笔条件点片粒颗袋滴支包MGKBgkmlLtW%％]|(?:元起?|[块角米克升%㎡㎥]))\s?$"
     rf"|[0-9]\s?{WRITTEN}$"
 )
 _PER = re.compile(
@@ -99,7 +100,7 @@ def _say_stroke(shape: Shape) -> str | None:
             return "减"
         place = _PLACE_BEFORE.search(left)
         tight = not right[:1].isspace()
-        is_range = _ENDS_VALUE.search(left) and not (tight and left[-1:].isspace())
+        is_range = _ENDS_VALUE.search(left) and not _NAMED_NUMBER.search(left) and not (tight and left[-1:].isspace())
         if is_range or (place and re.match(f"[0-9]{{1,3}}{place[1]}", right)):
             return "到"
         if char in "-–" and tight and (right[0].isdigit() or _MONEY.match(right)):
@@ -139,6 +140,10 @@ def _say_slash(shape: Shape) -> str:
     if unit and (re.search(r"[0-9][^，,;；。\s/]{0,6}$|元$", left) or re.search(rf"/\s?{WRITTEN}$", left)):
         shape.end += unit.end()
         return f"每{UNITS[unit[1]]}"
+    if re.search(r"[0-9](?:kg|KG|千克|公斤|吨|t)\s?$", left) and re.match(r"\s?[0-9]{1,3}人", right):
+        return "，"  # the load of a lift: 1000kg/13人
+    if re.search("[0-9](?:L|升|度|kWh)$", left) and re.match("百公里", right):
+        return "每"
     if _AMOUNT_BEFORE.search(left) and (_PER.match(right) or (not left[-1:].isdigit() and _PER_COUNT.match(right))):
         return "每"
     if _COUNT_BEFORE.search(left) and re.match(r"\s?[桌人份间天日月周次位箱盒包袋卷件打瓶罐套本]", right):
