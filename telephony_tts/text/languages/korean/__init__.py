@@ -11,7 +11,16 @@ from telephony_tts.text.languages.korean.evidence import EVIDENCE
 from telephony_tts.text.languages.korean.money import CURRENCIES, MONEY, money
 from telephony_tts.text.languages.korean.numbers import amount, code
 from telephony_tts.text.languages.korean.signs import say_sign
-from telephony_tts.text.languages.korean.units import NATIVE, UNIT, UNIT_CHARACTERS, UNITS, WRITTEN, count, measure
+from telephony_tts.text.languages.korean.units import (
+    ENDS,
+    NATIVE,
+    UNIT,
+    UNIT_CHARACTERS,
+    UNITS,
+    WRITTEN,
+    count,
+    measure,
+)
 from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.reader import Shape
 
@@ -115,6 +124,15 @@ def _say_rating(shape: Shape) -> str:
     if _RANKS.search(shape.left):
         return f"{amount(best)} 중 {amount(score)}"
     return f"{amount(best)}점 만점에 {amount(score)}"
+
+
+def _say_of_all(shape: Shape) -> str | None:
+    """3/5회 -> "오회 중 삼", and then the counter that is written."""
+    if shape.found is None or not 0 < int(shape.groups[0]) <= int(shape.groups[1]):
+        return None
+    counter = shape.found["counter"]
+    of_all, done = count(shape.groups[1], counter), count(shape.groups[0], counter)
+    return f"{of_all}{counter} 중 {done}"
 
 
 def _say_parts(joint: str) -> reader.Say:
@@ -228,6 +246,7 @@ KOREAN = reader.Tables(
         "per": lambda shape: UNITS[shape.written],
         "pair": lambda shape: _joined(shape.written.split("/"), "에 ", shape),
         "rating": _say_rating,
+        "of_all": _say_of_all,
         "fraction": lambda shape: f"{amount(shape.groups[1])}분의 {amount(shape.groups[0])}",
         "quarter": lambda shape: amount(shape.groups[0]) + amount(shape.groups[1]),
         "address": _say_parts(" 다시 "),
@@ -261,6 +280,9 @@ KOREAN = reader.Tables(
             r"(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\."
             r"(?= ?[~∼〜–-] ?[0-9]| ?\([월화수목금토일]\)|까지|부터|자(?![가-힣]))"
             r"|(?<=[~∼〜–-])(?:0?[1-9]|1[0-2])\. ?(?:0?[1-9]|[12][0-9]|3[01])\.(?! ?[0-9])"
+        )),
+        ("of_all", re.compile(
+            rf"[0-9]{{1,3}}/[0-9]{{1,3}}(?=(?P<counter>회(?!의)|명|단계|페이지|쪽|문항)(?:{ENDS}))"
         )),
         ("quarter", re.compile(r"[1-4]/4(?= ?분기)")),
         ("numero", re.compile(r"No\. ?(?=[0-9])")),

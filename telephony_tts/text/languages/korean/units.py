@@ -68,7 +68,7 @@ _NOT_COUNTED = {
 }  # fmt: skip
 _N_AT_MOST = {"가": "(?<![0-9]{2})", "과": "(?<![0-9]{2})", "면": "(?<![0-9]{3})", "도": "(?<![0-9]{4})"}
 """Behind longer numbers these are particles."""
-_ENDS = (
+ENDS = (
     "(?![가-힣])|이상|이하|이내|이[나며고랑에요지]?(?![가-힣]{2})|[가은는을를의에도만와과나요씩당로]|으로|입|"
     "까지|부터|보다|밖|정도|미만|초과|여"
     "|[중전후간째짜더들]|마다|뿐|쯤|가량|내외|예요|였|인데|인가|남|반|정각|경|하고|랑|배기|맞|추가|주세|있|남았"
@@ -90,10 +90,12 @@ _SINO_ANY = _any_of(_SINO.split(" "))
 WRITTEN = "|".join(re.escape(written) for written in sorted(UNITS, key=len, reverse=True))
 UNIT = re.compile(
     rf"(?: ?(?:(?P<written>{WRITTEN})(?![A-Za-z0-9²³])|(?P<money>{CURRENCY})|(?P<weak>번(?!째|길)(?:지|대)?)"
-    rf"|(?P<native>{_any_of(NATIVE)})(?={_ENDS}))|(?P<sino>{_SINO_ANY})| (?P<apart>{_SINO_ANY})(?={_ENDS}))"
+    rf"|(?P<native>{_any_of(NATIVE)})(?={ENDS}))|(?P<sino>{_SINO_ANY})| (?P<apart>{_SINO_ANY})(?={ENDS}))"
 )
 """A unit or counter behind a number."""
 
+_ONLY_ONE = re.compile(" ?만 ?(?:누르|눌|고르|골라|선택|입력|맞|빼|해당)")
+"""Behind 1, where 만 is a particle: 1만 누르세요. As ten thousand, 일만 is understood too."""
 _MACHINES = re.compile(
     "차|트럭|버스|컴퓨터|PC|노트북|에어컨|TV|티비|기기|인터넷|전화|폰|택시|오토바이|자전거|서버|카메라|단말|"
     "셋톱|냉장고|세탁기"
@@ -148,6 +150,8 @@ def count(number: str, counter: str, left: str = "", right: str = "") -> str:
     value = int(number)
     if left.endswith("제"):
         return cardinal(value)
+    if number == "1" and counter == "만" and (left.endswith(("분의", "분의 ")) or _ONLY_ONE.match(right)):
+        return "일"
     if number == "1" and counter in ("십", "백", "천", "만"):
         return ""
     if counter == "번째" and value == 1:
