@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from telephony_tts.text import addresses, reader
 from telephony_tts.text.languages.korean import dates
@@ -30,7 +30,8 @@ _STAGES = re.compile(r"[~∼〜–-]| - ")
 _PLATE_LETTERS = "가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주바사아자하허호배"
 _KEYS = re.compile("누르|눌|입력|비밀번호|비번|다이얼|걸")
 _RANKS = re.compile("(?:석차|등수)[은는이가]? ?$")
-_SEAT_BEFORE, _SEAT_AFTER = re.compile("(?:좌석|호차)[은는이가]? ?$"), re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
+_SEAT_BEFORE = re.compile("(?:좌석|호차)[은는이가]? ?(?:[0-9]{1,2}[A-K](?:, ?|[와과] ?))*$")
+_SEAT_AFTER = re.compile(" ?(?:번 ?)?(?:좌석|자리|석)")
 _LIKE_ENGLISH = {"4K": "포K", "3D": "쓰리D", "2D": "투D"}
 _PLATES = re.compile("차|번호판|주차|입차|출차")
 _WORDS = addresses.AddressWords(
@@ -102,14 +103,12 @@ def _say_range(shape: Shape) -> str | None:
     return f"{said}{repeated}에서 {count(last, counter, shape.left, shape.right)}"
 
 
-def _joined(numbers: Iterable[str], joint: str, shape: Shape) -> str:
+def _joined(numbers: Sequence[str], joint: str, shape: Shape) -> str:
     """`numbers` with `joint` between, and the unit in letters or signs behind the shape, which it takes."""
-    *first, last = numbers
-    said = amount(last)
-    if shape.unit is not None and shape.unit["written"]:
-        shape.end = shape.unit.end()
-        said = measure(last, shape.unit["written"])
-    return joint.join([*map(amount, first), said])
+    if shape.unit is None or not shape.unit["written"]:
+        return joint.join(map(amount, numbers))
+    shape.end = shape.unit.end()
+    return measure(numbers, joint, shape.unit["written"], shape.left)
 
 
 def _say_clock(shape: Shape) -> str | None:
@@ -148,9 +147,9 @@ def _say_weekday(shape: Shape) -> str | None:
 def _say_mixed(digits_one_by_one: bool) -> reader.Say:
     def say(shape: Shape) -> str | None:
         written = shape.written
-        if written in _LIKE_ENGLISH:
-            return _LIKE_ENGLISH[written]
         is_seat = _SEAT_BEFORE.search(shape.left) or _SEAT_AFTER.match(shape.right)
+        if written in _LIKE_ENGLISH and not is_seat:
+            return _LIKE_ENGLISH[written]
         if written[0].isdigit() and not is_seat and UNIT.match(shape.text, shape.start + len(shape.groups[0])):
             return None  # 5kg
         said = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from telephony_tts.text.languages.korean.money import CURRENCY
 from telephony_tts.text.languages.korean.numbers import amount, cardinal, native
@@ -12,7 +13,7 @@ kg kgs Kg KG ㎏ 킬로그램|g 그램|mg ㎎ 밀리그램|µg μg mcg ㎍ 마�
 km Km KM ㎞ 킬로미터|m 미터|cm CM ㎝ 센티미터|mm MM ㎜ 밀리미터|µm 마이크로미터|nm 나노미터|mi 마일|ft 피트|yd 야드
 L l ℓ 리터|mL ml ML ㎖ 밀리리터|dL ㎗ 데시리터|kL ㎘ 킬로리터|cc CC ㏄ 씨씨|gal 갤런
 µg/m³ ㎍/㎥ ㎍/m³ ug/m3 마이크로그램 퍼 세제곱미터|km/L km/l 킬로미터 퍼 리터|L/min 리터 퍼 분
-km/h kph kmh ㎞/h 킬로미터 매 시|m/s 미터 매 초|mph 마일 매 시|rpm RPM 알피엠|bpm BPM 비피엠|fps FPS 프레임
+km/h kph kmh ㎞/h 시속 킬로미터|m/s 초속 미터|mph 시속 마일|rpm RPM 알피엠|bpm BPM 비피엠|fps FPS 프레임
 °C ℃ ºC 도|°F ℉ ºF 화씨|° º 도|TB 테라바이트|GB 기가바이트|MB 메가바이트|KB kB 킬로바이트|Kbps kbps 킬로비피에스
 Mbps mbps Mb/s 메가비피에스|Gbps gbps Gb/s 기가비피에스|MB/s 메가바이트 퍼 초|GB/s 기가바이트 퍼 초
 dpi DPI 디피아이|ppm 피피엠
@@ -20,7 +21,7 @@ Hz 헤르츠|kHz 킬로헤르츠|MHz 메가헤르츠|GHz 기가헤르츠|W 와�
 kWh KWh kwh kW·h ㎾h 킬로와트시
 MWh 메가와트시|Wh 와트시|V 볼트|kV 킬로볼트|mV 밀리볼트|A 암페어|mA 밀리암페어|mAh 밀리암페어시|Ah 암페어시|Ω 옴
 dB 데시벨
-kPa 킬로파스칼|hPa 헥토파스칼|MPa 메가파스칼|psi 피에스아이|kcal Kcal 킬로칼로리|cal 칼로리|kJ 킬로줄
+kPa 킬로파스칼|hPa 헥토파스칼|MPa 메가파스칼|psi 피에스아이|bar 바|kcal Kcal 킬로칼로리|cal 칼로리|kJ 킬로줄
 mmHg 수은주밀리미터
 mg/kg 밀리그램 퍼 킬로그램|mL/kg ml/kg 밀리리터 퍼 킬로그램
 mmol/L 밀리몰 퍼 리터|mg/dL mg/dl 밀리그램 퍼 데시리터|mg/L 밀리그램 퍼 리터|g/dL 그램 퍼 데시리터
@@ -38,12 +39,15 @@ for _entry in _TABLE.replace("\n", "|").split("|"):
 
 UNIT_CHARACTERS = "".join(written for written in UNITS if len(written) == 1 and not written.isascii())
 """Units in one character, such as ㎡, which may also stand without a number."""
+_LEADS = ("화씨", "시속", "초속")
+"""What is said of a unit before its number."""
 
 _NATIVE_TO_99 = "개 명 살 마리 병 권 장 대 달 잔 시간 사람 번째 가지 그릇 벌 켤레 송이 그루 자리 알"
 _NATIVE_TO_20 = (
     "건 통 팀 칸 상자 캔 끼 종류 모 채 세트 줄 군데 식구 곳 봉지 봉 포대 박스 포기 쌍 자루 갑 컵 조각 접시 묶음 다발 "
     "차례 방울 마디 글자 자 "
-    "단어 문장 계좌 팩 캡슐 스푼 숟갈 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 정거장 정류장 해 판 척 개피 포 매 정 본"
+    "단어 문장 계좌 팩 캡슐 스푼 티스푼 테이블스푼 숟갈 큰술 작은술 꾸러미 그룹 바퀴 걸음 뼘 손가락 손 집 "
+    "정거장 정류장 해 판 척 개피 포 매 정 본"
 )
 _NATIVE_TO_12, _NATIVE_TO_10 = "시", "배"
 _TO_5, _ENGLISH = ("룸", "베이", "샷"), ("", "원", "투", "쓰리", "포", "파이브")
@@ -64,7 +68,7 @@ _SINO = (
 )
 _NOT_COUNTED = {
     "인": "가데지줄", "일": "까지수", "부": "터", "주": "세시", "여": "기", "도": "록", "만": "약", "과": "정",
-    "기": "억", "장": "면", "본": "부",
+    "기": "억", "장": "면", "본": "부인",
 }  # fmt: skip
 _N_AT_MOST = {"가": "(?<![0-9]{2})", "과": "(?<![0-9]{2})", "면": "(?<![0-9]{3})", "도": "(?<![0-9]{4})"}
 """Behind longer numbers these are particles."""
@@ -189,9 +193,12 @@ def _is_counted(value: int, left: str, right: str) -> bool:
     return value % 10 != 0 or _MACHINES.search(left) is not None or _ON_THE_MOVE.match(right) is not None
 
 
-def measure(number: str, written: str) -> str:
-    """A number with a unit in letters or signs: 100°F -> "화씨 백 도"."""
+def measure(numbers: Sequence[str], joint: str, written: str, left: str = "") -> str:
+    """Numbers with `joint` between and a unit in letters or signs: 100°F -> "화씨 백 도"."""
     name = UNITS[written]
-    if name == "시간":
-        return f"{count(number, name)} {name}"
-    return f"{name} {amount(number)} 도" if name == "화씨" else f"{amount(number)} {name}"
+    *first, last = numbers
+    said = joint.join([*map(amount, first), count(last, name) if name == "시간" else amount(last)])
+    lead, _, unit = name.partition(" ")
+    if lead not in _LEADS:
+        return f"{said} {name}"
+    return f"{'' if left.rstrip().endswith(lead) else lead + ' '}{said} {unit or '도'}"
