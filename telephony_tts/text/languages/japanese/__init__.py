@@ -28,6 +28,7 @@ _IN_USE = re.compile(
 )
 _CHOICE = re.compile("から(?:お選び|選)|の(?:いずれ|どちら|中から|うち|[0-9]つ|プラン)|プラン|コース|または")
 _SEATS = re.compile(r"(?:搭乗口|ゲート|座席|お?席|シート)(?:番号)?[はがの:：]?\s?$")
+_MONTH = re.compile("[0-9〇一二三四五六七八九十]月$")
 _BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
 
 
@@ -80,6 +81,7 @@ class _Say:
             "rating": lambda shape: "点満点中".join(map(self._amount, reversed(shape.written.split("/")))),
             "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._with_unit(shape.groups[0], shape)}",
             "address": partial(self._joined, joint="の"),
+            "numbered": self._say_code,
             "minus": partial(self._joined, joint="マイナス"),
             "named": self._named,
             "mixed": partial(self._mixed, False),
@@ -160,7 +162,12 @@ class _Say:
         return "かける".join([*said, last[0] + self._with_unit(last[1:], shape)])
 
     def _range(self, shape: Shape) -> str:
-        return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), "から", shape)
+        joint = "から"
+        if shape.unit is not None and all(0 < int(group) < 32 for group in shape.groups):
+            counter, is_span = shape.unit["counter"], shape.text.startswith("間", shape.unit.end())
+            if counter == "月" or (counter == "日" and _MONTH.search(shape.left) and not is_span):
+                joint = f"{counter}から"  # 4〜6月, 12月3〜5日
+        return self._last_with_unit(re.split("[~∼〜–—-]", shape.written), joint, shape)
 
     def _clock(self, shape: Shape) -> str | None:
         return dates.clock(shape.groups, self._style, re.sub("[^apAP]", "", shape.written)[:1])
@@ -317,13 +324,14 @@ _FORMS = (
     ("floor", re.compile(r"B?[1-9][0-9]?F(?![A-Za-z0-9])")),
     ("wide", re.compile(r"[0-9]{1,3}(?:，[0-9]{3})+(?![0-9])")),
     ("bound", re.compile(rf"(?<![0-9分円%歳名人])[<>≦≤≧≥] ?{NUMBER}")),
+    ("numbered", re.compile("(?<![0-9A-Za-z.,-])[1-9][0-9]{0,5}(?:-[0-9]{1,6}){0,2}-0[0-9]{2,5}(?=号)")),
     ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
     ("plate", re.compile(
         rf"(?<=[{HAN} ])[0-9]{{2,3}} ?[あ-ん] ?(?:[0-9]{{2}}-[0-9]{{2}}|[0-9]{{1,4}})(?![0-9.,])"
     )),
 )  # fmt: skip
 _KANJI_FORMS = (
-    ("some_days", re.compile("[1-8][〜~][2-9]日(?!間?まで)")),
+    ("some_days", re.compile("(?<![0-9〇一二三四五六七八九十]月)[1-8][〜~][2-9]日(?!間?まで)")),
     ("per_year", re.compile(r"(?<![0-9〇一二三四五六七八九十毎])年(?=[0-9.,]+(?:%|回|パーセント))")),
     ("kanji_telephone", re.compile(
         rf"[(（]ゼロ(?:ゼロ|[〇一二三四五六七八九]){{1,4}}[)）]{_KANJI_NUMBER}から{_KANJI_NUMBER}"

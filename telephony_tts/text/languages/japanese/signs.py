@@ -98,7 +98,7 @@ def _say_slash(shape: Shape) -> str:
         return ""
     if unit := _PER.match(shape.right):
         shape.end += unit.end()
-        return "毎" + UNITS[unit.group()]
+        return "毎" + UNITS[unit.group()].removesuffix("間")  # 毎時
     if shape.right[:1] in ("月", "年", "日", "週"):
         return "毎"
     if shape.left[-1:] in "回滴拍" and re.match("[分秒](?![間の])|時間", shape.right):
