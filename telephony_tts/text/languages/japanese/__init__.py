@@ -28,6 +28,7 @@ _IN_USE = re.compile(
 )
 _CHOICE = re.compile("から(?:お選び|選)|の(?:いずれ|どちら|中から|うち|[0-9]つ|プラン)|プラン|コース|または")
 _SEATS = re.compile(r"(?:搭乗口|ゲート|座席|お?席|シート)(?:番号)?[はがの:：]?\s?$")
+_END = re.compile("[で、。)）のにと]|$")
 _MONTH = re.compile("[0-9〇一二三四五六七八九十]月$")
 _BOUNDS = {"<": "未満", ">": "超", "≦": "以下", "≤": "以下", "≧": "以上", "≥": "以上"}
 
@@ -82,6 +83,9 @@ class _Say:
             "fraction": lambda shape: f"{self._amount(shape.groups[1])}分の{self._with_unit(shape.groups[0], shape)}",
             "address": partial(self._joined, joint="の"),
             "numbered": self._say_code,
+            "step": lambda shape: f"{self._amount(shape.groups[1])}分の{self._amount(shape.groups[0])}",
+            "weeks": partial(self._joined, joint="、"),
+            "until": self._until,
             "minus": partial(self._joined, joint="マイナス"),
             "named": self._named,
             "mixed": partial(self._mixed, False),
@@ -266,6 +270,20 @@ class _Say:
             said, shape.end = said + counter, shape.unit.end()
         return said + _BOUNDS[sign]
 
+    def _until(self, shape: Shape) -> str | None:
+        """A wave without a beginning: 受付は〜20:00です."""
+        if shape.unit is not None:
+            counter = shape.unit["counter"]
+            said = None if counter not in ("円", "時") else self._amount(shape.written[1:].strip()) + counter
+            end = shape.unit.end()
+        else:
+            say = dates.clock if ":" in shape.written else dates.month_day if "/" in shape.written else None
+            said, end = say and say(shape.groups, self._style), shape.end
+        if said is None or not _END.match(shape.text, end):
+            return None
+        shape.end = end
+        return said + "まで"
+
     def _some_days(self, shape: Shape) -> str | None:
         """2〜3日 is "two, three days"."""
         first, last = (int(group) for group in shape.groups)
@@ -324,6 +342,14 @@ _FORMS = (
     ("floor", re.compile(r"B?[1-9][0-9]?F(?![A-Za-z0-9])")),
     ("wide", re.compile(r"[0-9]{1,3}(?:，[0-9]{3})+(?![0-9])")),
     ("bound", re.compile(rf"(?<![0-9分円%歳名人])[<>≦≤≧≥] ?{NUMBER}")),
+    ("step", re.compile(
+        "(?:(?<=ステップ)|(?<=ページ)|(?<=手順)|(?<=段階)|(?<=質問)|(?<=設問))[1-9][0-9]?/[1-9][0-9]?(?![0-9/.])"
+    )),
+    ("weeks", re.compile(f"(?<=第)[1-5](?:/[1-5]){{1,3}}(?=[{dates.WEEKDAYS}])")),
+    ("until", re.compile(
+        r"(?<=[はが：:(（])[~〜] ?"
+        rf"(?:[0-9]{{1,2}}:[0-9]{{2}}(?![0-9:])|[0-9]{{1,2}}/[0-9]{{1,2}}(?![0-9/])|(?>{NUMBER}))"
+    )),
     ("numbered", re.compile("(?<![0-9A-Za-z.,-])[1-9][0-9]{0,5}(?:-[0-9]{1,6}){0,2}-0[0-9]{2,5}(?=号)")),
     ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
     ("plate", re.compile(
