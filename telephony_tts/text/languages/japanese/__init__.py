@@ -222,7 +222,7 @@ class _Say:
         return self._code(part) if len(part) > 2 or part[0] == "0" else self._amount(part)
 
     def _pair(self, shape: Shape) -> str:
-        is_choice = shape.unit is not None and not shape.unit["written"]  # 1,000/2,000円
+        is_choice = shape.unit is not None and shape.unit["written"] != "mmHg"  # 1,000/2,000円, 50/60Hz
         return self._last_with_unit(shape.written.split("/"), "、" if is_choice else "の", shape)
 
     def _part(self, shape: Shape) -> str | None:
@@ -351,7 +351,9 @@ _FORMS = (
         rf"(?:[0-9]{{1,2}}:[0-9]{{2}}(?![0-9:])|[0-9]{{1,2}}/[0-9]{{1,2}}(?![0-9/])|(?>{NUMBER}))"
     )),
     ("numbered", re.compile("(?<![0-9A-Za-z.,-])[1-9][0-9]{0,5}(?:-[0-9]{1,6}){0,2}-0[0-9]{2,5}(?=号)")),
-    ("version", re.compile(r"[vV][0-9]{1,6}(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-])")),
+    ("version", re.compile(
+        r"[vV][0-9]{1,6}(?:(?:\.[0-9]{1,6}){1,6}(?=-[A-Za-z])|(?:\.[0-9]{1,6}){0,6}(?![0-9A-Za-z-]))"
+    )),
     ("plate", re.compile(
         rf"(?<=[{HAN} ])[0-9]{{2,3}} ?[あ-ん] ?(?:[0-9]{{2}}-[0-9]{{2}}|[0-9]{{1,4}})(?![0-9.,])"
     )),

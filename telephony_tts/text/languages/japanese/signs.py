@@ -74,6 +74,8 @@ def _say_stroke(shape: Shape, char: str) -> str | None:
     if char not in _WAVES:
         if re.search("(?:丁目|番地?|号|条)$", left) and right[:1].isdigit():
             return "の"
+        if left.endswith("F") and re.match("[0-9]{1,4}番", right):
+            return "の"  # 2F-12番
         unit = shape.before.unit if shape.before is not None else None
         is_behind_amount = _BEFORE_DASH.search(left) or (unit is not None and unit.end() == shape.start)
         if not is_behind_amount or not re.match(r"\s?[¥$€£]?[0-9]", right):
@@ -99,7 +101,7 @@ def _say_slash(shape: Shape) -> str:
     if unit := _PER.match(shape.right):
         shape.end += unit.end()
         return "毎" + UNITS[unit.group()].removesuffix("間")  # 毎時
-    if shape.right[:1] in ("月", "年", "日", "週"):
+    if re.match("[月年日週]|時(?!間)", shape.right):
         return "毎"
     if shape.left[-1:] in "回滴拍" and re.match("[分秒](?![間の])|時間", shape.right):
         return "毎"
@@ -121,7 +123,8 @@ def _say_number_sign(shape: Shape, style: Kanji) -> str | None:
         return None
     if value == int(value):
         is_listed = "①" <= char <= "⑳" and re.match("[①-⑳0-9¥$]", shape.right)
-        return style.amount(str(int(value))) + ("、" if is_listed else "")
+        is_next = "①" <= char <= "⑳" and re.search(r"[①-⑳][^、。]*[^\W、。]$", shape.left)  # ①8〜12時②14〜16時
+        return ("、" if is_next else "") + style.amount(str(int(value))) + ("、" if is_listed else "")
     fraction = vulgar_fraction(value)
     if fraction is None:
         return None
