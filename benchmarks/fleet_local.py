@@ -3,8 +3,7 @@
 The engine is the fake one. The front has one core; the engine servers and the callers share the other one. Parts:
 `connection` compares engines in other processes with the front's own, `kill` kills one of three engine servers with
 kill -9 while all calls speak, `ray_kill` does so with replicas on Ray (needs the extra `ray`), `restart` restarts all
-three one after the other with SIGTERM, `drain` restarts two fronts in the same way, `routing` compares how busy the
-engine servers are, and `fronts` compares two front processes with one (benchmarks/processes.py).
+three one after the other with SIGTERM, and `drain` restarts two fronts in the same way.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fleet_parts import validation
-from fleet_parts.local_fleet import EngineServers, wait_until_ready
-from fleet_parts.ray_fleet import RayReplicas
 from harness import report
+from harness.engine_servers import EngineServers, wait_until_ready
 from harness.process import ServerProcess, cores, place, run_load
+from harness.ray_replicas import RayReplicas
 from harness.report import percentiles
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
@@ -35,10 +32,9 @@ from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S
 _EXAMPLES = """examples:
   python benchmarks/fleet_local.py                               all parts, about 15 minutes
   python benchmarks/fleet_local.py --parts kill --calls 60       kill -9 of one of three engine servers
-  python benchmarks/fleet_local.py --parts restart,routing --priority realtime
+  python benchmarks/fleet_local.py --parts restart,drain --priority realtime
 """
-PARTS = ("connection", "kill", "ray_kill", "restart", "drain", "routing", "fronts")
-_PROCESSES = Path(__file__).with_name("processes.py")
+PARTS = ("connection", "kill", "ray_kill", "restart", "drain")
 N_SERVERS = 3
 LEAD_MS = 200
 BEFORE_S = 4.0
@@ -61,23 +57,20 @@ def main() -> None:
     flags.add_argument("--calls", type=int, default=60, help="that speak all the time (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=15.0, help="watched after a kill (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=3, help="rounds of connection and kill (default %(default)s)")
-    flags.add_argument("--routing-calls", type=int, default=320, help="calls of routing (default %(default)s)")
-    flags.add_argument("--routing-s", type=float, default=160.0, help="in which they arrive (default %(default)s)")
     chosen = flags.parse_args()
     chosen.servers, chosen.fronts, chosen.before_s = N_SERVERS, N_FRONTS, BEFORE_S
     if chosen.quick:
-        chosen.calls, chosen.seconds, chosen.repeat, chosen.routing_calls, chosen.routing_s = 3, 3.0, 1, 6, 5.0
-        chosen.parts = "kill,restart,drain,routing"  # the others are benchmarks of their own
+        chosen.calls, chosen.seconds, chosen.repeat = 3, 3.0, 1
+        chosen.parts = "kill,restart,drain"  # `connection` is a benchmark of its own, Ray an extra
         chosen.servers, chosen.fronts, chosen.before_s = 2, 1, 1.0
     if unknown := set(chosen.parts.split(",")) - set(known):
         flags.error(f"--parts {','.join(sorted(unknown))}: expected some of {', '.join(known)}")
     results: dict[str, Any] = {}
-    run = {"connection": _connection, "kill": _kill, "ray_kill": _ray_kill, "restart": _restart, "drain": _drain,
-           "routing": _routing, "fronts": _fronts}  # fmt: skip
-    for part in PARTS:
+    parts = (_connection, _kill, _ray_kill, _restart, _drain)
+    for part, run in zip(PARTS, parts, strict=True):
         if part in chosen.parts.split(","):
             print(f"{part}:", flush=True)
-            results[part] = run[part](chosen)
+            results[part] = run(chosen)
     report.table(
         "a front with engine servers on this machine", ("what", "measured", "to reach", "reached"),
         [(row["what"], row["measured"], row["to_reach"], _SHOWN[row["reached"]])
@@ -105,19 +98,6 @@ def _connection(chosen: argparse.Namespace) -> dict[str, Any]:
         _row("front CPU per second of call", f"{unix['ratio']:.3f} x", "<= 1.25 x", unix["ratio"] <= 1.25),
     ]
     return {"rows": rows, "summary": found["summary"], "rounds": found["rounds"]}
-
-
-def _fronts(chosen: argparse.Namespace) -> dict[str, Any]:
-    """benchmarks/processes.py: how many calls are on time for each core that the server uses."""
-    best = _results_of(_PROCESSES, chosen, "--parts", "fronts")["fronts"]["best"]
-    each = {n: best[n]["calls_per_core"] if n in best else 0.0 for n in ("1", "2")}
-    ratio = each["2"] / each["1"] if each["1"] else 0.0
-    took = ", ".join(f"{one['generator_cores']:.2f}" for one in best.values())
-    rows = [
-        _row(f"two front processes, calls on time per core used (generator: {took} cores)", f"{ratio:.2f} x",
-             ">= 0.9 x", ratio >= 0.9),
-    ]  # fmt: skip
-    return {"rows": rows, "best": best}
 
 
 def _results_of(script: Path, chosen: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -314,24 +294,6 @@ def _short(one: dict[str, Any]) -> dict[str, Any]:
         "generator_lag_ms": one["generator_lag_ms"],
         "generator_stalls_ms": one["generator_stalls_ms"],
     }
-
-
-# ---------------------------------------------------------------------------- routing
-
-
-def _routing(chosen: argparse.Namespace) -> dict[str, Any]:
-    """How busy each of three engine servers was, over more than 1,000 sentences of mixed length."""
-    load = validation.KnownLoad(n_calls=chosen.routing_calls, seconds=chosen.routing_s)
-    if chosen.quick:
-        load = replace(load, habits=replace(load.habits, call_s=21.0), n_lone_turns=2)
-    found = validation.measure(load, load.plans(), lambda line: print(f"  {line}", flush=True), chosen.priority)[0]
-    each = found["utilisation_of_each"]
-    ratio = max(each) / min(each) if min(each) else float("inf")
-    rows = [
-        _row(f"slowest to fastest engine server, {found['sentences']:.0f} sentences", f"{ratio:.3f}", "<= 1.1",
-             ratio <= 1.1),
-    ]  # fmt: skip
-    return {"rows": rows, "measured": found}
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fleet_parts.prices import ROW_TOKENS
 from gpu.loads import utterances
 from harness import report
+from harness.priced_runner import N_PROMPT_TOKENS
+from harness.simulated import ROW_TOKENS
 from harness.waiting_device import COST_OF_RUN, PRICES
 
 from telephony_tts.app import config
@@ -110,7 +111,7 @@ def batches_ms(n: int) -> float:
     passes = [min(PASS_ROWS, n - done) for done in range(0, n, PASS_ROWS)]
     vocoded = [min(MOST_ROWS, n - done) for done in range(0, n, MOST_ROWS)]
     # The first block is shorter than those that have the price of a row.
-    share = DEFAULT.block_tokens(0, PRICES.n_prompt_tokens) / ROW_TOKENS
+    share = DEFAULT.block_tokens(0, N_PROMPT_TOKENS) / ROW_TOKENS
     batches: list[tuple[Stage, float]] = [
         *((Stage.PREFILL, rows) for rows in passes),
         *[(Stage.DECODE, n)] * _N_DECODE_BATCHES,

@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fleet_parts.local_fleet import wait_until_ready
-from fleet_parts.ray_fleet import RayReplicas
 from harness import report
+from harness.engine_servers import wait_until_ready
 from harness.process import ServerProcess, cores, run_load
+from harness.ray_replicas import RayReplicas
 
 _EXAMPLES = """examples:
   python benchmarks/remote_engine.py                        all, about 6 minutes

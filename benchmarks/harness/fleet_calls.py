@@ -1,8 +1,4 @@
-"""A scenario: calls that were planned beforehand, each with its arrival, its turns and its barge-ins.
-
-The plans come as plain values: see `fleet_parts.callers`. A word takes as long as the simulation says, since the fake
-engine speaks a fixed time for each character.
-"""
+"""Scenarios for `fleet_local.py`: calls that speak while something happens to an engine server or a front."""
 
 from __future__ import annotations
 
@@ -16,95 +12,11 @@ from typing import Any
 from harness.calls import TURNS, BotPeer
 from harness.lateness import frame_lateness_ms, watch_timers
 from harness.report import percentiles
-from telephony_tts.engines.fake.engine import MS_PER_CHAR
 
-_LETTERS = "marbonel"
 _TURN_END_S = 60.0
 _TICK_S = 0.005
 _STALL_NS = 10_000_000
 _AHEAD_NS = 1_000_000_000
-
-
-def text_of(n_words: int, word_s: float) -> str:
-    """A sentence of which the fake engine makes `n_words` times `word_s` of speech."""
-    n = round(n_words * word_s * 1000 / MS_PER_CHAR)
-    letters = "".join(" " if i % 7 == 6 else _LETTERS[i % len(_LETTERS)] for i in range(n - 1)).rstrip()
-    return (letters + "a" * (n - 1 - len(letters))).capitalize() + "."
-
-
-async def planned_calls(spec: dict[str, Any]) -> dict[str, Any]:
-    """`calls`: (arrival in s, length in s, turns), a turn: (words of each sentence, reply in s, barge-in in s or None).
-
-    `gaps_over_ms`: frames that came later than the listener needed them by more than this count as a gap.
-    """
-    begun_s = asyncio.get_running_loop().time()
-    found: dict[str, Any] = {"first_ms": [], "refused": [], "failed": [], "turns": 0, "underruns": 0, "speech_s": 0.0}
-    lag_ms: list[float] = []
-    lag = asyncio.create_task(watch_timers(lag_ms))
-    async with asyncio.TaskGroup() as group:
-        for number, plan in enumerate(spec["calls"]):
-            group.create_task(_call(number, plan, spec, begun_s, found))
-    lag.cancel()
-    wall_s = asyncio.get_running_loop().time() - begun_s
-    return {**found, "wall_s": round(wall_s, 3), "generator_lag_ms": percentiles(lag_ms)}
-
-
-async def _call(number: int, plan: Any, spec: dict[str, Any], begun_s: float, found: dict[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-    arrives_s, length_s, turns = plan
-    await asyncio.sleep(max(0.0, begun_s + arrives_s - loop.time()))
-    bot = BotPeer(f"fleet-{number}", audio="base64")
-    try:
-        await bot.connect(spec["port"])
-    except ConnectionError as error:
-        kind = "refused" if "503" in str(error) and "busy" in str(error) else "failed"
-        found[kind].append(str(error)[-80:] if kind == "failed" else round(loop.time() - begun_s, 3))
-        return
-    call_s = loop.time()
-    for at, (words, reply_s, barge_in_s) in enumerate(turns):
-        if at and loop.time() - call_s >= length_s:
-            break
-        ended: asyncio.Future[str] = loop.create_future()
-        bot.on_frame = _first(bot, time.monotonic_ns(), barge_in_s, found["first_ms"])
-        bot.on_event = _ends(ended, found)
-        bot.send({"type": "say", "text": " ".join(text_of(n, spec["word_s"]) for n in words)})
-        try:
-            async with asyncio.timeout(sum(words) * spec["word_s"] + _TURN_END_S):
-                how = await ended
-        except TimeoutError:
-            how = "a turn did not end"
-        found["turns"] += 1
-        if how not in ("done", "cleared"):
-            found["failed"].append(how)
-        await asyncio.sleep(reply_s)
-    bot.hang_up()
-
-
-def _first(bot: BotPeer, said_ns: int, barge_in_s: float | None, first_ms: list[float]) -> Callable[[bytes, int], None]:
-    """Notes when the first frame of a turn comes, and stops the turn `barge_in_s` later."""
-    is_first = True
-
-    def on_frame(_payload: bytes, at_ns: int) -> None:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            first_ms.append(round((at_ns - said_ns) / 1e6, 3))
-            if barge_in_s is not None:
-                asyncio.get_running_loop().call_later(barge_in_s, bot.send, {"type": "clear"})
-
-    return on_frame
-
-
-def _ends(ended: asyncio.Future[str], found: dict[str, Any]) -> Callable[[dict[str, Any], int], None]:
-    def on_event(event: dict[str, Any], _at_ns: int) -> None:
-        if event["type"] == "done":
-            found["underruns"] += event["underruns"]
-            found["speech_s"] = round(found["speech_s"] + event["audio_ms"] / 1000, 3)
-        kind = event["type"] if event["type"] in ("done", "cleared") else event.get("code", "")
-        if event["type"] in ("done", "cleared", "error") and not ended.done():
-            ended.set_result(kind)
-
-    return on_event
 
 
 async def watched_speech(spec: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ SCENARIOS = {
     "door_cost": doors.cost,
     "door_interruption": doors.interruption,
     "http_streams": doors.http_streams,
-    "planned_calls": fleet_calls.planned_calls,
     "watched_speech": fleet_calls.watched_speech,
     "calls_through_restarts": fleet_calls.calls_through_restarts,
     "direct_first_audio": other_engines.direct_first_audio,

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from fleet_parts.core_replica import PricedRunner
-from fleet_parts.prices import NAMED_PRICES, EnginePrices
 
+from harness.engine_prices import NAMED_PRICES, EnginePrices
+from harness.priced_runner import PricedRunner
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage

@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from sip_bridge import config as bridge_config
-from telephony_tts import errors
+from telephony_tts.runtime import errors
 from telephony_tts.runtime.errors import how_to_get, how_to_get_again, shell_command
 
 pytestmark = pytest.mark.slow

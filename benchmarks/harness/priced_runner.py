@@ -1,8 +1,6 @@
-"""A replica that is the engine's real `Core`, with the price of each batch in place of its computing. One lane.
+"""In place of `device.runner.Runner` under the engine's real `Core`: nothing is computed, and each batch has a price.
 
-`Core.step` decides, computes and settles. Here computing moves the clock on by the batch's price, so a step that begins
-at one time tells its results at a later one. Every decision is the engine's own. One thing is not exact: what is
-cancelled in the middle of a step still counts as computed speech.
+A text gives `TOKENS_PER_WORD` speech tokens for each of its words. In `waiting_device.py` the batches take real time.
 """
 
 from __future__ import annotations
@@ -10,131 +8,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from fleet_parts.events import Events
-from fleet_parts.prices import ROW_TOKENS, EnginePrices
-from fleet_parts.replica_api import WORD_TOKENS, AudioSink, EndSink, load_of
-from telephony_tts.bench.measures import NS_PER_S
-from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import AudioTaken, CancelOrder, Event, SubmitUtterance, UtteranceEnded
+from harness.engine_prices import EnginePrices
+from harness.simulated import N_EULER, ROW_TOKENS, TOKENS_PER_WORD
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.model.config import (
     COSYVOICE2,
     EOS,
     FRAMES_PER_TOKEN,
-    SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
     LmConfig,
 )
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 N_POSITIONS = 4000
+N_PROMPT_TOKENS = 53
+"""Speech tokens of a voice's cut prompt in the flow."""
 N_TRANSCRIPT = 8
 """Text tokens of a voice's recording. A word of an utterance is one token."""
-
-
-class CoreReplica:
-    """See the module. It satisfies `Replica`."""
-
-    is_pulled = False
-
-    def __init__(
-        self, events: Events, prices: EnginePrices, voices: Sequence[str], heard: AudioSink, ended: EndSink
-    ) -> None:
-        self.n_live = 0
-        self._cost = 0.0
-        """Without the step that is being made: the core has counted it already."""
-        self._events, self._heard, self._ended = events, heard, ended
-        self._runner = PricedRunner(prices)
-        self._told: list[tuple[int, Event, int]] = []
-        features: dict[str, Any] = dict.fromkeys(voices)
-        self._core = Core(
-            cast(Any, self._runner),
-            features,
-            prices.profile,
-            self._tell,
-            n_ready_voices=prices.n_ready_voices,
-            ahead=prices.ahead,
-            now_ns=lambda: self._runner.now_ns if self._is_in_step else self._events.now_ns,
-        )
-        self._is_stepping = self._is_in_step = self._is_dead = False
-
-    @property
-    def busy_ns(self) -> int:
-        return self._runner.busy_ns
-
-    def submit(self, key: int, n_words: int, voice: str, deadline_ns: int, follows: bool) -> None:
-        """See `Replica`."""
-        if self._is_dead:
-            return
-        self.n_live += 1
-        request = Request(" ".join(["a"] * n_words))
-        self._order(SubmitUtterance(key, voice, request, deadline_ns, follows))
-
-    def take(self, key: int, sound_ns: int) -> None:
-        """See `Replica`."""
-        self._order(AudioTaken(key, sound_ns * SAMPLE_RATE_HZ // NS_PER_S))
-
-    def pull(self, key: int) -> None:
-        """See `Replica`."""
-
-    def cancel(self, key: int) -> None:
-        """See `Replica`."""
-        self._order(CancelOrder(key))
-
-    def kill(self) -> None:
-        """See `Replica`."""
-        self._is_dead = True
-        self.n_live = 0
-
-    def load(self) -> float:
-        """See `Replica`."""
-        return load_of(self.n_live, self._cost)
-
-    def _order(self, order: Any) -> None:
-        if self._is_dead:
-            return
-        self._core.receive(order)
-        if not self._is_stepping:
-            self._is_stepping = True
-            # Orders of the same moment are received before the step is planned.
-            self._events.at(self._events.now_ns, self._step)
-
-    def _step(self) -> None:
-        if self._is_dead:
-            return
-        self._runner.now_ns = self._events.now_ns
-        self._cost = self._core.counters.cost
-        self._is_in_step = True
-        more = self._core.step()
-        self._is_in_step = False
-        told, self._told = self._told, []
-        for key, event, at_ns in told:
-            self._events.at(at_ns, self._pass_on, key, event)
-        if more:
-            self._events.at(self._runner.now_ns, self._step)
-        else:
-            self._is_stepping = False
-
-    def _tell(self, key: int, event: Event) -> None:
-        self._told.append((key, event, self._runner.now_ns))
-
-    def _pass_on(self, key: int, event: Event) -> None:
-        if self._is_dead:
-            return
-        if isinstance(event, Chunk):
-            self._heard(key, len(event.pcm) * NS_PER_S // SAMPLE_RATE_HZ)
-        elif isinstance(event, UtteranceEnded):
-            assert event.error is None, event.error
-            self.n_live -= 1
-            self._ended(key)
 
 
 class _Words:
@@ -245,15 +141,14 @@ class _NoLanes:
 class _Model:
     """What `Core` asks of the model."""
 
-    def __init__(self, prices: EnginePrices) -> None:
+    def __init__(self) -> None:
         self.tokenizer = _Words()
         self.family = COSYVOICE2
         self.lm = self
         self.config = LmConfig()
-        self._prices = prices
 
     def begin_prompt(self, features: object, profile: object) -> _VoiceBuild:
-        return _VoiceBuild(_Voice(self._prices.n_prompt_tokens), self._prices.n_euler)
+        return _VoiceBuild(_Voice(N_PROMPT_TOKENS), N_EULER)
 
 
 class PricedRunner:
@@ -261,12 +156,12 @@ class PricedRunner:
 
     def __init__(self, prices: EnginePrices) -> None:
         self.now_ns = self.busy_ns = 0
-        self.model = _Model(prices)
+        self.model = _Model()
         self.batch_sizes = prices.sizes
         self.n_pass_rows = prices.sizes.prefill
         self.n_run_ahead = prices.cost.run_ahead
         self.draws_past_blocks = prices.sizes.flow > 1  # as a device, which batches the flow
-        self.n_flow_steps = prices.n_euler
+        self.n_flow_steps = N_EULER
         self.n_slots = prices.n_slots
         self.n_positions = N_POSITIONS
         self.idle_lanes = _NoLanes()
@@ -293,7 +188,7 @@ class PricedRunner:
         self._spend(Stage.PREFILL, len(tracks))
         for track, feed in zip(tracks, feeds, strict=True):
             (text,) = (segment for segment in feed.segments if segment.table is EmbeddingTable.TEXT)
-            track.n_tokens = (len(text.ids) - N_TRANSCRIPT) * WORD_TOKENS
+            track.n_tokens = (len(text.ids) - N_TRANSCRIPT) * TOKENS_PER_WORD
         return [_Ids(_drawn(track, 1)) for track in tracks]
 
     def decode(self, tracks: Sequence[_Track], rows: Sequence[DecodeRow]) -> list[_Ids]:

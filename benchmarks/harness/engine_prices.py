@@ -1,22 +1,18 @@
-"""What an engine's batches cost: an H200's, assumed ones, or those of a result of `bench engine --json`. Pure."""
+"""What an engine's batches cost: an H200's, or those of a result of `bench engine --json`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.cost import H200, H200_PREFILL_ROWS, Cost
-
+from harness.simulated import N_EULER, ROW_TOKENS
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import PROFILES, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
-N_EULER = 10
-"""Euler steps of a block, unless a result names another number."""
-ROW_TOKENS = 25
-"""A flow or vocoder row of `Cost` has so many speech tokens."""
 TOKENS_PER_S = 25
 MS_PER_S = 1000
 _AHEAD = AheadLimits()
@@ -26,41 +22,25 @@ _AHEAD = AheadLimits()
 class EnginePrices:
     """One engine replica: what its batches cost and how it is set up. It steps in one lane.
 
-    `measured`: false if the prices are assumptions. `notes`: how they were derived.
+    `notes`: how the prices were found.
     """
 
     label: str
-    measured: bool
     cost: Cost
+    """Of the flow: one of `N_EULER` equal steps, even if the engine makes fewer."""
     sizes: BatchSizes
     n_slots: int
     profile: Profile = PROFILES["default"]
     ahead: AheadLimits = _AHEAD
-    n_euler: int = N_EULER
-    n_ready_voices: int = 4
-    n_prompt_tokens: int = 53
-    """Speech tokens of a voice's cut prompt in the flow."""
     notes: tuple[str, ...] = ()
-
-    def scaled(self, factor: float, label: str) -> EnginePrices:
-        """The same engine with all prices times `factor`. Raises ValueError unless that is above 0."""
-        if factor <= 0:
-            raise ValueError(f"a price factor of {factor:g}: expected more than 0")
-        pairs = {name: getattr(self.cost, name) for name in ("prefill", "decode", "flow", "vocode")}
-        scaled = {name: (batch * factor, row * factor) for name, (batch, row) in pairs.items()}
-        return replace(self, label=label, cost=replace(self.cost, **scaled))
 
     def described(self) -> dict[str, Any]:
         """For a result: prices in ms of a batch and of a row, and where they come from."""
         return {
             "label": self.label,
-            "measured": self.measured,
-            "assumed": not self.measured,
             "prices_ms": asdict(self.cost),
             "batch_sizes": asdict(self.sizes),
             "slots": self.n_slots,
-            "flow_steps": self.n_euler,
-            "ready_voices": self.n_ready_voices,
             "notes": list(self.notes),
         }
 
@@ -73,25 +53,13 @@ def wide(n_slots: int) -> BatchSizes:
 NAMED_PRICES = {
     "h200": EnginePrices(
         "h200",
-        True,
         H200,
         wide(256),
         256,
         notes=("measured: benchmarks/results/gpu_check.json, float16, random weights, 256 slots",),
     ),
-    "h200-assumed": EnginePrices(
-        "h200-assumed",
-        False,
-        Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5),
-        replace(wide(200), prefill=4),
-        200,
-        notes=(
-            "ASSUMED: prices guessed before an H200 was measured.",
-            "ASSUMED: 200 slots, the number of turns of 4 s that fit its memory by our own count.",
-        ),
-    ),
 }
-"""Prices by name. A result made with prices that were not measured says so."""
+"""Prices that were measured, by name."""
 
 
 def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
@@ -105,11 +73,14 @@ def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
         n_euler = int(settings.get("flow_steps") or N_EULER)
         n_lanes, n_slots = int(settings.get("workers") or 1), int(settings["slots"])
         on_cpu = str(settings["device"]) == "cpu"
+        is_small = settings.get("family") == "300m"
         points = {stage: [_point(row["counters"], stage, n_euler) for row in rows] for stage in Stage}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name}: is not a result of telephony-tts bench engine --json ({error})") from error
     if not rows:
         raise ValueError(f"{name}: has no counters of the engine; measure cosyvoice2 with bench engine --json")
+    if is_small:
+        raise ValueError(f"{name}: is of CosyVoice-300M; the simulation knows cosyvoice2 only")
     notes = [f"measured: {name}, commit {document.get('commit')}, {len(rows)} loads"]
     drawn = sum(row["counters"]["decode_rows"] for row in rows)
     n_tokens = sum(row["counters"]["audio_s"] for row in rows) * TOKENS_PER_S
@@ -117,7 +88,8 @@ def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
     pairs = {}
     for stage, found in points.items():
         batch_s, row_s, how = _fit(found)
-        pairs[stage.name.lower()] = (batch_s * MS_PER_S / n_lanes, row_s * MS_PER_S / n_lanes)
+        factor = MS_PER_S / n_lanes * (n_euler / N_EULER if stage is Stage.FLOW else 1)
+        pairs[stage.name.lower()] = (batch_s * factor, row_s * factor)
         notes.append(f"{stage.name.lower()}: {how}")
     if n_lanes > 1:
         notes.append(f"{n_lanes} lanes are simulated as one that is {n_lanes} times as fast: first audio is too early")
@@ -125,14 +97,11 @@ def from_bench_engine(document: Mapping[str, Any], name: str) -> EnginePrices:
     ahead = AheadLimits(audio_ms=int(settings.get("ahead_ms") or AheadLimits().audio_ms))
     return EnginePrices(
         name,
-        True,
         Cost(**pairs, run_ahead=run_ahead),
         sizes,
         n_slots,
         profile=PROFILES.get(str(settings.get("profile")), PROFILES["default"]),
         ahead=ahead,
-        n_euler=n_euler,
-        n_ready_voices=int(settings.get("ready_voices") or 4),
         notes=tuple(notes),
     )
 
