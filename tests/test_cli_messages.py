@@ -205,9 +205,9 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
         (["speed"], "unknown benchmark 'speed'; expected one of engine, plot, first_audio, "),
         (
             ["isolation", "--", "--quick"],
-            "source checkout (barge_in_by_voice, console, doors, engine, failover, fleet, fleet_local, floors, "
-            "flow_paths, gpu_check, host_work, intelligibility, isolation, kokoro, lanes, lexicon, neighbours, "
-            "noise_reduction, ops, pauses, pbx, phrases, precision, processes, ratios, recording, remote_engine, "
+            "source checkout (barge_in_by_voice, console, doors, failover, fleet, fleet_local, floors, gpu_check, "
+            "host_work, intelligibility, isolation, kokoro, lexicon, neighbours, noise_reduction, "
+            "ops, pauses, pbx, phrases, precision, processes, ratios, recording, remote_engine, "
             "schedule, small_model, voice_activity, voice_mail): ",
         ),
         (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),

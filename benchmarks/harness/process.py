@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -64,15 +63,6 @@ def resident_kib(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
     raise RuntimeError(f"process {pid} has no resident memory")
-
-
-def give_back_unused() -> None:
-    """Let the C library return its unused memory, so that later growth of this process is memory in use.
-
-    Does nothing without glibc.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
