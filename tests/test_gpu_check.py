@@ -313,9 +313,9 @@ class Lacks:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Lacks())
 from gpu import environment, equality, loads, steps
-from telephony_tts.app import server as app
 from telephony_tts.app import config
-print([engine.name for engine in app.build_catalog(config.load(None, {"engines.default": "fake"}, {})).engines][0])
+from telephony_tts.app.engines import build_catalog
+print([engine.name for engine in build_catalog(config.load(None, {"engines.default": "fake"}, {})).engines][0])
 """
     benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
     done = subprocess.run(
