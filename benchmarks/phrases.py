@@ -13,7 +13,6 @@ import json
 import random
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from harness import report
@@ -23,7 +22,6 @@ from websockets.asyncio.client import ClientConnection, connect
 _EXAMPLES = """examples:
   python benchmarks/phrases.py                              about a minute
   python benchmarks/phrases.py --calls 1,50 --turns 2000
-  git worktree add --detach ../older ad5cb21; python benchmarks/phrases.py --older ../older
 """
 _ENDINGS = ("today", "this morning", "this afternoon", "tonight", "again")
 _PHRASES = tuple(
@@ -41,21 +39,19 @@ def main() -> None:
     flags = report.parser("phrases", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--calls", default="1,20", help="numbers of calls, separated by commas (default %(default)s)")
     flags.add_argument("--turns", type=int, default=1000, help="turns of each kind (default %(default)s)")
-    flags.add_argument("--older", type=Path, metavar="DIR", help="a checkout of older code, to compare with")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.turns = "1", 8
     windows = []
     phrases = _PHRASES[:4] if chosen.quick else _PHRASES
     for calls in (int(word) for word in chosen.calls.split(",")):
-        for package in (None, chosen.older) if chosen.older else (None,):
-            windows += _windows(calls, phrases, chosen, package)
+        windows += _windows(calls, phrases, chosen)
     report.table(
         "complete sentence to first frame in ms, as the server reports it",
-        ("code", "calls", "phrases", "turns", "p50", "p95", "p99", "max", "found"),
+        ("calls", "phrases", "turns", "p50", "p95", "p99", "max", "found"),
         [
             (
-                w["code"], w["calls"], w["kept"], ms["n"],
+                w["calls"], w["kept"], ms["n"],
                 *(ms.get(k, "-") for k in ("p50", "p95", "p99", "max")), w["found"],
             )
             for w in windows
@@ -65,25 +61,20 @@ def main() -> None:
     report.save(chosen, windows)
 
 
-def _windows(
-    calls: int, phrases: Sequence[str], chosen: argparse.Namespace, package: Path | None
-) -> list[dict[str, Any]]:
+def _windows(calls: int, phrases: Sequence[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
     windows = []
     with tempfile.TemporaryDirectory() as folder:
         on = ["--set", "phrases.enabled=true", "--set", f"phrases.folder={folder}"]
         for kept, settings, turns in (("off", [], chosen.turns), ("memory", on, chosen.turns), ("disk", on, None)):
             server_core, load_core = cores()
             with (
-                ServerProcess(
-                    "serve", settings, core=server_core, priority=chosen.priority, package=package
-                ) as server,
+                ServerProcess("serve", settings, core=server_core, priority=chosen.priority) as server,
                 placed_here(load_core, chosen.priority),
             ):
                 told, found = asyncio.run(_measure(server.port, calls, phrases, turns, is_warm=kept == "memory"))
-            code = "now" if package is None else "older"
             ms = report.percentiles(told)
-            windows.append({"code": code, "calls": calls, "kept": kept, "ms": ms, "found": found})
-            print(f"  {code}, {calls} calls, {kept}: {windows[-1]['ms']}", flush=True)
+            windows.append({"calls": calls, "kept": kept, "ms": ms, "found": found})
+            print(f"  {calls} calls, {kept}: {windows[-1]['ms']}", flush=True)
     return windows
 
 

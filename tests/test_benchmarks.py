@@ -100,8 +100,8 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert results["cost"]["rounds"][0]["ours"]["ours"]["frames"] > 0
         assert results["ramp"][0]["frames"] > 0 and results["ramp"][0]["errors"] == []
     elif name == "processes":
-        assert [w["processes"] for w in results["fronts"]["windows"]] == [1, 2]
-        assert all(w["frames"] > 0 and w["errors"] == [] for w in results["fronts"]["windows"])
+        assert [w["processes"] for w in results["windows"]] == [1, 2]
+        assert all(w["frames"] > 0 and w["errors"] == [] for w in results["windows"])
     elif name == "first_audio":
         assert results[0]["seen_ms"]["n"] > 0 and results[0]["failed"] == []
     elif name == "barge_in":
