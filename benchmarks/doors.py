@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from harness import report
-from harness.process import ServerProcess, cores, run_load
+from harness.process import ServerProcess, check_out, cores, run_load
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = "3d154ca"
@@ -123,7 +120,9 @@ def _before(chosen: argparse.Namespace, _doors: list[str]) -> dict[str, Any]:
     """The frame path now and at an older commit: both servers at the same time on one core, so that other load disturbs
     both alike."""
     pairs: dict[str, list[tuple[float, float]]] = {"native": [], "twilio": []}
-    with _checked_out(chosen.commit) as older:
+    with tempfile.TemporaryDirectory(prefix="telephony-tts-doors-") as folder:
+        older = Path(folder)
+        check_out(chosen.commit, older)
         for n in range(chosen.rounds):
             for shape, found in pairs.items():
                 with ThreadPoolExecutor(2) as pool:
@@ -156,15 +155,6 @@ def _speak(shape: str, root: Path, chosen: argparse.Namespace) -> dict[str, Any]
             "seconds": chosen.seconds, "warm_s": 3.0, "lead_ms": 200,
         }  # fmt: skip
         return run_load("speak", spec, core=load_core, priority=chosen.priority)
-
-
-@contextmanager
-def _checked_out(commit: str) -> Iterator[Path]:
-    """The files of a commit in a directory of their own. Leaves no trace in the repository."""
-    with tempfile.TemporaryDirectory(prefix="telephony-tts-doors-") as folder:
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
-        yield Path(folder)
 
 
 def _interruption(chosen: argparse.Namespace, doors: list[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The parts without sockets: segmenter, normaliser, encoder, wire codecs, and the session's cost of a frame.
 
-Speeds are medians of repeats on one core. With `--cases DIR` and `--runner` a scoring script also judges the case
-files of that folder, and its figures are part of the result.
+Speeds are medians of repeats on one core.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -49,8 +47,6 @@ _ROOT = Path(__file__).resolve().parent.parent
 _EXAMPLES = """examples:
   python benchmarks/frontend.py
   git worktree add --detach ../older ad5cb21; python benchmarks/frontend.py --older ../older
-  python benchmarks/frontend.py --cases DIR \\
-    --runner run_sentences.py,tests/text/sentences_adapter.py:Adapter,sentences.jsonl
 """
 
 _TEXT = (
@@ -72,16 +68,8 @@ _MANDARIN = (
 def main() -> None:
     flags = report.parser("frontend", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--repeat", type=int, default=9, help="repeats of each measure (default %(default)s)")
-    flags.add_argument("--cases", type=Path, metavar="DIR", help="folder of the case files")
     flags.add_argument("--rounds", type=int, default=7, help="rounds of the SSML off/on ratios (default %(default)s)")
     flags.add_argument("--older", type=Path, metavar="DIR", help="a checkout of older code, for one more ratio")
-    flags.add_argument(
-        "--runner",
-        action="append",
-        default=[],
-        metavar="SCRIPT,ADAPTER:CLASS,CASES",
-        help="score the file CASES of --cases with SCRIPT and ADAPTER; may be given several times",
-    )
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.repeat = 1
@@ -95,19 +83,12 @@ def main() -> None:
         "wire_ns": _wire(chosen),
         "session": _session(chosen),
     }
-    results["cases"] = [_judge(chosen.cases, word) for word in chosen.runner]
     rows = [
         (f"{part}: {name}", value)
         for part in ("segmenter", "markup", "ssml_off_on", "normaliser", "encoder", "wire_ns", "session")
         for name, value in results[part].items()
     ]
     report.table("front end (medians)", ("what", "figure"), rows)
-    for judged in results["cases"]:
-        print(f"\n{judged['cases']}\n{judged['output']}")
-    # The result is published: it has the names of the runners and their figures, without paths and output.
-    chosen.runner = [",".join(Path(part).name for part in word.split(",")) for word in chosen.runner]
-    for judged in results["cases"]:
-        del judged["output"]
     report.save(chosen, results)
 
 
@@ -332,24 +313,6 @@ def _session(chosen: argparse.Namespace) -> dict[str, float]:
         runs = [speak(marks, bed) for _ in range(chosen.repeat)]
         figures[f"{name}, µs per frame with encoding"] = round(statistics.median(ns / n / 1000 for n, ns in runs), 2)
     return figures
-
-
-def _judge(cases: Path | None, word: str) -> dict[str, Any]:
-    script, adapter, name = word.split(",")
-    if cases is None:
-        raise SystemExit("--runner needs --cases")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "report.json"
-        command = [sys.executable, script, "--adapter", adapter, "--data", str(cases / name), "--out", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
-        written = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    figures = {k: v for k, v in written.items() if not isinstance(v, list) and len(json.dumps(v)) < 2000}
-    return {
-        "cases": name,
-        "status": done.returncode,
-        "figures": figures,
-        "output": (done.stdout + done.stderr).strip()[-4000:],
-    }
 
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from harness import report
+from harness.process import check_out
 
 _EXAMPLES = """examples:
   python benchmarks/ratios.py --keep DIR                                   a quarter of an hour
@@ -57,11 +56,14 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in chosen.sides}
     with tempfile.TemporaryDirectory(prefix="telephony-tts-ratios-") as folder:
         keep = chosen.keep or Path(folder) / "weights"
-        with _checked_out(chosen.commit if "before" in chosen.sides else None, Path(folder)) as older:
-            for _ in range(chosen.rounds):
-                for side in chosen.sides:
-                    root = older if side == "before" else ROOT
-                    runs[side].append(_run(chosen, side, root, keep, Path(folder) / "run.json"))
+        older = Path(folder) / "before"
+        if "before" in chosen.sides:
+            older.mkdir()
+            check_out(chosen.commit, older)
+        for _ in range(chosen.rounds):
+            for side in chosen.sides:
+                root = older if side == "before" else ROOT
+                runs[side].append(_run(chosen, side, root, keep, Path(folder) / "run.json"))
     medians = {side: _medians(of_side) for side, of_side in runs.items()}
     results = {"median": medians, "ratio": _ratios(medians), "runs": runs}
     report.table(
@@ -74,17 +76,6 @@ def main() -> None:
     )
     del chosen.keep, chosen.prefix
     report.save(chosen, results)
-
-
-@contextmanager
-def _checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
-    """The files of a commit in a directory of their own. Leaves no trace in the repository."""
-    root = folder / "before"
-    if commit is not None:
-        root.mkdir()
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x"], cwd=root, input=archive, check=True)
-    yield root
 
 
 def _run(chosen: argparse.Namespace, side: str, root: Path, keep: Path, out: Path) -> dict[str, Any]:

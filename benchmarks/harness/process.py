@@ -65,6 +65,13 @@ def resident_kib(pid: int) -> int:
     raise RuntimeError(f"process {pid} has no resident memory")
 
 
+def check_out(commit: str, folder: Path) -> None:
+    """Write the files of a commit of this checkout into `folder`. Leaves no trace in the repository."""
+    root = _HARNESS.parent.parent
+    archive = subprocess.run(["git", "archive", commit], cwd=root, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
+
+
 def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
     """Move all threads of a process to a core (None: any) and give them a priority; later threads inherit both.
 
