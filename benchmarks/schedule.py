@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.cost import H200, H200_PREFILL_ROWS, Cost, HelpingLanes
+from harness.cost import H200, Cost, HelpingLanes
+from harness.engine_prices import wide
 from harness.simulated import LISTEN_NS, Planner, Simulation
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
@@ -48,7 +49,7 @@ class PricedMachine:
     def widths(self, n_slots: int, steps: str) -> BatchSizes:
         if not self.has_wide_batches:
             return BatchSizes(decode=min(4, n_slots))
-        return BatchSizes(min(H200_PREFILL_ROWS, n_slots), n_slots, n_slots, n_slots, all_stages=steps == "all")
+        return replace(wide(n_slots), all_stages=steps == "all")
 
 
 MACHINES = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.engine_prices import EnginePrices
-from harness.simulated import N_EULER, ROW_TOKENS, TOKENS_PER_WORD
+from harness.simulated import N_EULER, ROW_TOKENS, TOKENS_PER_WORD, WordTokenizer
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -31,13 +31,6 @@ N_PROMPT_TOKENS = 53
 """Speech tokens of a voice's cut prompt in the flow."""
 N_TRANSCRIPT = 8
 """Text tokens of a voice's recording. A word of an utterance is one token."""
-
-
-class _Words:
-    """A tokenizer with one id for each word."""
-
-    def encode(self, text: str, control: frozenset[str] = frozenset()) -> list[int]:
-        return [0] * len(text.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +135,7 @@ class _Model:
     """What `Core` asks of the model."""
 
     def __init__(self) -> None:
-        self.tokenizer = _Words()
+        self.tokenizer = WordTokenizer()
         self.family = COSYVOICE2
         self.lm = self
         self.config = LmConfig()

@@ -64,7 +64,7 @@ PlanObserver = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
 _COST, _WIDTHS, _AHEAD = Cost(), BatchSizes(), AheadLimits()
 
 
-class _Words:
+class WordTokenizer:
     """A tokenizer with one id for each word."""
 
     def encode(self, text: str, control: frozenset[str] = frozenset()) -> list[int]:
@@ -223,7 +223,7 @@ class Simulation:
         """Start an utterance at `at_ns`, whose listener hears silence from `silence_ns` later on; returns its key."""
         key = len(self.said)
         request = Request(" ".join(["a"] * n_words), grows=grows)
-        tokenizer: Any = _Words()
+        tokenizer: Any = WordTokenizer()
         stream = Stream(request, self._profile, tokenizer, LmConfig(), 4000)
         job = self._job_type(key, "", stream, at_ns + silence_ns, follows=silence_ns > 0)
         said = self.said[key] = SimulatedUtterance(key, at_ns, at_ns + silence_ns, job, then)
