@@ -40,9 +40,11 @@ _PLAIN = re.compile(rf"(?:{_WORD}(?:[,;:](?= )|[，、；：])?|{_HAN}+[，、�
 _CHUNK = re.compile(r"[^ ]+")
 _ORDINARY = re.compile(rf"{_LETTER}+(?:['’-]{_LETTER}+)*['’]?[,;:]?")
 _MONTH_OR_DAY = re.compile(rf"(?:{MONTH}(?: ?[-–] ?{MONTH})?|{WEEKDAY})[,;:]?", re.IGNORECASE)
-_DAYS = re.compile(rf"\b(?:{WEEKDAY}|(?i:(?:{MONTH}|{WEEKDAY}|m) ?[-–])|[A-Z]{{1,4}}[-–][A-Z])")
-"""A day in short form, months, or a range of letters. They have only letters but may be read in another way: "Mon-Fri",
-"Sat and Sun", "Jan-Mar", "seats A-C"."""
+_DAYS = re.compile(
+    rf"\b(?:{WEEKDAY}|(?i:(?:{MONTH}|{WEEKDAY}|m) ?[-–])|[A-Z]{{1,4}}[-–][A-Z]|(?i:per) (?:[A-Za-z]{{1,4}}\b|$))"
+)
+"""A day in short form, months, a range of letters, or a unit. They have only letters but may be read in another way:
+"Mon-Fri", "Sat and Sun", "Jan-Mar", "seats A-C", "per kg"."""
 _NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
 _HAN_PLACE = re.compile(
     rf"(?=(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}}(?![{_NUMERALS}]){_HAN}"

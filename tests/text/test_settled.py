@@ -303,6 +303,11 @@ def test_english_numbers_between_words(phrases: list[tuple[list[str], list[str]]
     assert_settled(" ".join(word for left, right in phrases for word in [*left, *right]), lang)
 
 
+def test_a_unit_behind_per_settles_with_its_reading() -> None:
+    """Pinned: "to to per k" had settled as it stands before the g came."""
+    assert_settled("to to per kg to 5")
+
+
 HAN_NUMBERS = """
     5 2 12 98 05 11 110 482 2024 4711 1600 482913 13800138000 010-12345678 400-820-8820 1,250.40 1250.40元 ¥5 $5 5%
     50% 5:30 17：45 3/4 1/5 12/31 2024-05-12 08-15 5-7 5~7 5到7 2024年5月 95后 5折 85折 4G A380 SF1234 v1.2 24/7
