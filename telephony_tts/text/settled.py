@@ -41,7 +41,7 @@ _CHUNK = re.compile(r"[^ ]+")
 _ORDINARY = re.compile(rf"{_LETTER}+(?:['’-]{_LETTER}+)*['’]?[,;:]?")
 _MONTH_OR_DAY = re.compile(rf"(?:{MONTH}(?: ?[-–] ?{MONTH})?|{WEEKDAY})[,;:]?", re.IGNORECASE)
 _DAYS = re.compile(
-    rf"\b(?:{WEEKDAY}|(?i:(?:{MONTH}|{WEEKDAY}|m) ?[-–])|[A-Z]{{1,4}}[-–][A-Z]|(?i:per) (?:[A-Za-z]{{1,4}}\b|$))"
+    rf"\b(?:{WEEKDAY}|(?i:(?:{MONTH}|{WEEKDAY}|m) ?[-–])|[A-Z]{{1,4}}[-–][A-Z]|(?i:per)(?: [A-Za-z]{{1,4}}\b| ?$))"
 )
 """A day in short form, months, a range of letters, or a unit. They have only letters but may be read in another way:
 "Mon-Fri", "Sat and Sun", "Jan-Mar", "seats A-C", "per kg"."""
