@@ -24,9 +24,10 @@ from harness.waiting_device import COST_OF_RUN, PRICES
 
 from telephony_tts.app import config
 from telephony_tts.app.engines import build_catalog
-from telephony_tts.bench import runs, subject
+from telephony_tts.bench import runs
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.engines.api import Engine
+from telephony_tts.engines.cosyvoice2 import random_speech
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.cosyvoice2.device.runner import PASS_ROWS
 from telephony_tts.engines.cosyvoice2.hosting import process_host
@@ -57,7 +58,7 @@ def main() -> None:
     with (
         event_loop.quick_turns(),
         tempfile.TemporaryDirectory() as folder,
-        subject.random_model("tiny", _PROMPT_S, Path(folder)) as directory,
+        random_speech.random_model("tiny", _PROMPT_S, Path(folder)) as directory,
     ):
         rows = asyncio.run(_measured(chosen, directory))
     results = []
@@ -98,7 +99,7 @@ async def _measured(chosen: argparse.Namespace, directory: Path) -> list[dict[st
 
 async def _row(engine: Engine, n: int, n_turns: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    load = Load(n, n_turns, subject.random_seconds(_TURN_S))
+    load = Load(n, n_turns, random_speech.random_seconds(_TURN_S))
     await runs.run(engine, utterances(_TURN_S), load, "cpu", rows, lambda _: None)
     batches, p50, p95 = batches_ms(n), rows[0]["first_audio_ms_p50"], rows[0]["first_audio_ms_p95"]
     found = {"callers": n, "batches_ms": round(batches, 1), "first_audio_ms_p50": p50, "first_audio_ms_p95": p95}

@@ -62,6 +62,7 @@ def test_a_target_that_is_missed_is_seen() -> None:
     assert not targets.are_met_by({"turns": 0, "first_audio_ms": {"n": 0}, "turns_with_gap_share": 0.0})
 
 
+@pytest.mark.slow
 def test_the_command_tells_how_many_replicas(tmp_path: Path) -> None:
     """With a file of bench engine, whose replica carries more than these 4 calls."""
     (tmp_path / "gpu.json").write_text(json.dumps(measured_loads()), encoding="utf-8")
@@ -75,6 +76,7 @@ def test_the_command_tells_how_many_replicas(tmp_path: Path) -> None:
     assert [row["callers"] for row in results["price_check"]] == [1, 4]
 
 
+@pytest.mark.slow
 def test_the_command_says_if_no_number_is_enough_and_names_a_wrong_engine() -> None:
     done = run_here(BENCHMARKS / "fleet.py", "--calls", "2", "--p99-ms", "1", "--json", "/dev/null")
     assert done.returncode == 0 and "Not even one call reaches the targets" in done.stdout

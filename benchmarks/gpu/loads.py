@@ -16,10 +16,11 @@ from gpu.check import Check
 from gpu.side import PROMPT_S
 from telephony_tts.app import config
 from telephony_tts.app.engines import build_catalog
-from telephony_tts.bench import machine, runs, subject
+from telephony_tts.bench import machine, runs
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.report import write_result
 from telephony_tts.engines.api import Engine, Utterance
+from telephony_tts.engines.cosyvoice2 import random_speech
 from telephony_tts.runtime import event_loop
 from telephony_tts.runtime.errors import EngineError
 
@@ -31,7 +32,7 @@ def run(check: Check) -> None:
     """See the module. Every load is a unit; the JSON of `bench engine` is written at the end of the part."""
     with (
         event_loop.quick_turns(),
-        subject.random_model(check.size, PROMPT_S, check.weights / check.size) as directory,
+        random_speech.random_model(check.size, PROMPT_S, check.weights / check.size) as directory,
     ):
         settings = config.load(
             None,
@@ -53,7 +54,7 @@ def run(check: Check) -> None:
 
 async def _measure(check: Check, settings: config.Config) -> None:
     plan, part = check.plan, check.run
-    seconds = subject.random_seconds(plan.seconds)
+    seconds = random_speech.random_seconds(plan.seconds)
     engine = next(engine for engine in build_catalog(settings).engines if engine.name == "cosyvoice2")
     say = utterances(plan.seconds)
     with part.unit("start") as found:
@@ -147,7 +148,7 @@ async def most(
 
 def utterances(seconds: float) -> Callable[[int, int], Utterance]:
     """A function that makes the utterance of a turn of the random model."""
-    text, voice = subject.random_text(seconds), subject.random_voice(PROMPT_S)
+    text, voice = random_speech.random_text(seconds), random_speech.random_voice(PROMPT_S)
 
     def say(index: int, now_ns: int) -> Utterance:
         return Utterance(f"turn {index}", text, voice=voice, seed=index, deadline_ns=now_ns)
@@ -166,7 +167,7 @@ def write_document(check: Check) -> None:
     if rows:
         settings: dict[str, Any] = {"model": f"random {check.size}", "dtype": check.dtype}
         settings |= {"device": check.device.engine_device}
-        settings |= {"seconds": subject.random_seconds(check.plan.seconds), "slots": check.plan.slots}
+        settings |= {"seconds": random_speech.random_seconds(check.plan.seconds), "slots": check.plan.slots}
         write_result(
             check.out / f"loads-{check.dtype}.json",
             machine=machine.machine(check.device.engine_device),
