@@ -1,1 +1,1 @@
-"""The commands of `telephony-tts`, a file each; `main.py` has `serve`, `doctor`, `sounds` and `bench`."""
+"""The commands of `telephony-tts`. `main.py` reads the command line, and has `serve`, `doctor` and `sounds`."""

@@ -1,1 +1,1 @@
-"""Text to phonemes of English, Mandarin, Japanese and Korean, for several engines."""
+"""Text to phonemes of English, Mandarin, Japanese and, by espeak, others, for several engines."""

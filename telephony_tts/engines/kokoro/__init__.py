@@ -1,1 +1,1 @@
-"""Kokoro: the embedded Mandarin voice, and voices of eight languages more."""
+"""Kokoro: the embedded Mandarin voice, and voices of seven other languages."""
