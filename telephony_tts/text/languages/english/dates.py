@@ -164,6 +164,8 @@ def say_weekday(shape: Shape) -> str | None:
     """ "Sat 9am", "Tue, Dec 1", "Mon & Wed"; the sun, and that she sat, are words."""
     written = shape.written
     named = _DAY_FOLLOWS.match(shape.right) or _DAY_PRECEDES.search(shape.left)
+    if not named and (written.endswith(".") or shape.right[:1] in tuple(",;)")):
+        named = _HOURS_PRECEDE.search(shape.left)
     if written[:3] in ("Sat", "Sun", "Mon", "Wed") and not named:
         return None
     return WEEKDAYS[written[:3].lower()] + stop(shape)
@@ -177,6 +179,12 @@ _DAY_FOLLOWS = re.compile(
 _DAY_PRECEDES = re.compile(
     rf"(?:{WEEKDAY}|(?:mon|tues|wednes|thurs|fri|satur|sun)day)(?:\s?[–-]|,|,?\s?[&/]|,?\s(?:and|or|to|through))\s?$"
     r"|\b(?:on|by|next|last|this|every|each|until|till|from|since|for|before|after|closed|open)\s$",
+    re.IGNORECASE,
+)
+
+
+_HOURS_PRECEDE = re.compile(
+    rf"(?<![0-9])[0-9]{{1,2}}(?::[0-9]{{2}})?{_UNTIL}[0-9]{{1,2}}(?::[0-9]{{2}})?(?:\s?{_MERIDIEM})?,?\s$",
     re.IGNORECASE,
 )
 
@@ -205,6 +213,8 @@ _CARD_ENDS = re.compile(r"\bcard\b[^.;]{0,24}\bexp[a-z.]*\s(?:[a-z]+\s){0,3}$", 
 
 
 def say_day_slash(shape: Shape, *, day_first: bool) -> str | None:
+    if "." in shape.written and shape.written[0] != "0":
+        return None  # "from 1.2 to 1.8" are decimals
     if _CARD_ENDS.search(shape.left) and len(shape.groups[1]) == 2:
         return None  # a card expires in a month of a year
     return say_day(int(shape.groups[0]), int(shape.groups[1]), day_first=day_first)
