@@ -73,7 +73,7 @@ def _say_pair(shape: Shape) -> str | None:
     if shape.written.isascii() and "." not in shape.written and sum(map(int, shape.groups)) == 100:
         return " ".join(numbers)  # "80/20"
     unit = shape.unit
-    are_two = re.search(r"\b(?:unit|flat|apt\.?|lot|ports?)\s$", shape.left, re.IGNORECASE)
+    are_two = re.search(r"\b(?:(?:unit|flat|apt\.?|lot|ports?)|limits?(?: is| are| of)?)\s$", shape.left, re.IGNORECASE)
     if are_two or (unit is not None and unit["counted"]):
         return ", ".join(numbers)
     if re.search(r"\b(?:tier|level|phase|grade)\s$", shape.left, re.IGNORECASE):

@@ -40,7 +40,7 @@ _ENDABLE = _words(
 _UNITS = _words("""lb lbs oz ft in mi ms yd gal qt sq fl hr hrs min mins sec secs km cm mm kg mg ml kb mb gb tb""")
 _INSIDE = _words(
     """inc ltd co corp llc plc jr sr bros al cit st ave blvd rd pkwy hwy sq pl ctr asst assn assoc va ga dist intl
-    natl univ avg misc med adm approx incl excl"""
+    natl univ avg misc med adm approx incl excl exc"""
 )
 
 STARTERS = _words(

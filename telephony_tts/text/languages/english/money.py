@@ -53,7 +53,8 @@ MONEY = re.compile(
     rf"(?P<currency>(?<![A-Za-z])(?:{_ANY}))\s?(?P<minus>-(?=[0-9]))?(?P<first>(?>{NUMBER}|\.[0-9]{{1,2}}))(?![0-9])"
     rf"(?P<first_scale>{_SCALE}(?={_TO}))?"
     rf"(?:{_TO}(?P<sign>(?:{_ANY})\s?(?=[0-9]))?(?P<last>(?>{NUMBER})))?(?P<scale>{_SCALE})?(?:\s(?P<code>{CODES})(?![A"
-    rf"-Za-z]))?(?:(?:\s?(?P<each>{'|'.join(_EACH)})|(?P<month>pm))(?![A-Za-z])(?:\.(?=\s[a-z]))?)?"
+    rf"-Za-z]))?(?:(?:\s?(?P<each>{'|'.join(_EACH)})|(?P<month>pm))(?![A-Za-z])(?:\.(?=\s[a-z]))?"
+    r"|\s[xX×]\s(?P<times>[0-9]{1,3})(?![0-9A-Za-z]|[.,:/-][0-9]))?"
 )
 BEHIND = re.compile(
     rf"(?P<first>(?>{NUMBER}))(?:{_TO}(?P<last>(?>{NUMBER})))?(?P<scale>{_SCALE})?\s?"
@@ -76,7 +77,7 @@ _NOUNS = (
     "fees?|plans?|deductibles?|co-?pays?|vouchers?|cards?|coupons?|discounts?|charges?|deposits?|minimum|limits?|"
     "credits?|refunds?|bonus|packages?|packs?|penalty|surcharges?|tolls?|gift|tablets?|capsules?|doses?|flights?|"
     "bottles?|bags?|box(?:es)?|tvs?|monitors?|screens?|contracts?|batter(?:y|ies)|chargers?|rooms?|motors?|trial|"
-    "subscriptions?|notes?|"
+    "subscriptions?|notes?|steaks?|burgers?|drafts?|pints?|cocktails?|tins?|apartments?|condos?|studios?|houses?|"
     "off-?peak (?:rates?|fares?|tickets?|pass|prices?|travel|charges?)"
 )
 _NOUN = re.compile(rf"[\s-](?:(?:or|and|to) (?=[$€£₹])|(?:{_NOUNS})(?![A-Za-z]))", re.I)
@@ -132,6 +133,8 @@ def say_money(shape: Shape) -> str:
     elif last:
         said = f"{en.number(first)} to {said}"
     behind = " per month" if found["month"] else f" {_EACH[found['each']]}" if found["each"] else ""
+    if found["times"]:
+        behind = f" times {en.number(found['times'])}"
     return ("minus " if found["minus"] else "") + said + behind
 
 

@@ -53,6 +53,7 @@ UNIT = re.compile(
     rf"(?:(?P<plus>\+)?(?:\s|(?P<hyphen>-))?(?P<written>{_ANY})(?![A-Za-z0-9²³])"
     r"|(?P<tight>[A-Za-z])(?:(?<=[0-9][gmLlhsWVtU])(?<![0-9]{4}s)|(?<=\.[0-9][cp])|(?<=\.[0-9][0-9][cp])"
     r"|(?<=[0-9][cp])(?=\s?/\s?[A-Za-z]|\s(?:per|each|off|cheaper)\b)"
+    r"|(?<=[0-9]p)(?<![0-9]{3}p)(?=\sa (?:day|week|month|minute|text|call|mile|litre|unit)\b)"
     r"|(?<=[0-9]A)(?=/[0-9]{1,3}V|\s(?:breaker|fuse|circuit|plug|socket|outlet|charger|hookup)s?\b))(?![A-Za-z0-9²³'’-])"
     rf"|\s(?P<weak>[gmLlhsVtU]|W(?!\.\s[A-Z0-9][a-z0-9]{{1,20}}\s(?:{STREET_WORD})))(?![A-Za-z0-9²³'’-]|\s[A-Z0-9])"
     rf"|[\s-](?P<counted>(?:{_SURE}))(?![A-Za-z]))(?P<stop>\.(?=\s(?:[a-z]|[NSEW]\.)|[,;:)]))?"
@@ -62,6 +63,16 @@ UNIT = re.compile(
 """What is measured or counted behind a number. A letter with a blank before it may belong to a code."""
 _LENGTHS = frozenset(("cm", "mm", "m", "ft", "km", "px", "yd", "mi"))
 _MILLIONS = re.compile(r"\s(?:users|people|customers|members|subscribers|views|downloads|visitors|accounts|homes)\b")
+
+
+_PACKED = frozenset(("oz", "GB", "TB", "g", "kg", "ml", "mL", "cl", "L", "l", "cm"))
+_NAMED = re.compile(r"\s(?:is|costs|comes|has|was)\b")
+
+
+def _is_name(shape: Shape, written: str) -> bool:
+    """Whether a thing is called by its size: "the 10oz is £26"."""
+    is_joined = shape.text[shape.end - len(written) - 1].isdigit()
+    return is_joined and shape.left.lower().endswith("the ") and _NAMED.match(shape.text, shape.end) is not None
 
 
 def say_measured(shape: Shape, said: str, is_one: bool) -> str:
@@ -78,6 +89,7 @@ def say_measured(shape: Shape, said: str, is_one: bool) -> str:
     if written == "m" and _MILLIONS.match(shape.text, shape.end):
         return f"{said} million"
     one, many = UNITS[written]
+    is_one = is_one or (written in _PACKED and _is_name(shape, written))
     return f"{said} {one if is_one or unit['hyphen'] or is_adjective(shape, shape.end) else many}"
 
 
@@ -167,9 +179,14 @@ def _say_times(shape: Shape) -> str | None:
     return f"{en.number(number)} time{'' if number == '1' else 's'}"
 
 
+_RACE = re.compile(r"\s(?:charity |fun |park |night |trail )?(?:run|race|walk|jog|swim)\b")
+
+
 def _say_big(shape: Shape) -> str | None:
-    """ "10k", "100K"; "4K" and "14K" are names, and a lamp has 2700K."""
+    """ "10k", "100K"; "4K" and "14K" are names, a lamp has 2700K, and a race is a 5k run."""
     found = shape.found
+    if found["scale"] in "kK" and _RACE.match(shape.right):
+        return None
     if found["scale"] == "K" and len(found["number"]) < 3:
         return None
     if found["scale"] == "K" and re.fullmatch("[0-9],?[0-9]{3}", found["number"]):

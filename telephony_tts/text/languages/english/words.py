@@ -19,7 +19,7 @@ max.: maximum|min.: minimum|ver.: version|yr.: year|lic.: license|temp.: tempera
 ext.: extension|ext: extension|nos.: numbers|no.: number|nr.: number|num.: number|pp.: pages|p.: page|fig.: figure
 sec.: section|q.: question|ch.: chapter|art.: article|pg.: page|pgs.: pages|std.: standard|hwy: Highway|hwy.: Highway
 fl.: floor|rm.: room|blk: block|blk.: block|qty: quantity|acct: account|apt: apartment|ste: suite|bldg: building
-rt.: route|rm: room
+rt.: route|rm: room|vol.: volume
 """
 _ELSEWHERE = """
 jr.: Junior|sr.: Senior|e.g.: for example|i.e.: that is|etc.: et cetera|vs.: versus|vs: versus|approx.: approximately
@@ -33,7 +33,9 @@ bus. days: business days|401(k): four oh one K|401k: four oh one K|403(b): four 
 ctrl: control|ave.: Avenue|rd.: Road|blvd.: Boulevard|ln.: Lane|txn: transaction|apt.: apartment|ste.: suite
 bldg.: building|acct.: account|qty.: quantity|tel.: telephone|mob.: mobile|est.: estimated|avg.: average
 appt.: appointment|appt: appointment|appts: appointments|excl.: excluding|incl.: including|attn: attention
-attn.: attention|wk: week|misc.: miscellaneous|asst.: assistant|sq. mile: square mile|sq. miles: square miles
+attn.: attention|wk: week|misc.: miscellaneous|1099s: ten ninety nines
+p.a.: per annum|p.w.: per week|p.c.m.: per calendar month|inc.: including|inc: including|exc.: excluding
+asst.: assistant|sq. mile: square mile|sq. miles: square miles
 """
 
 
@@ -45,7 +47,7 @@ def _words(table: str) -> dict[str, str]:
 _BEFORE_NAME, _BEFORE_NUMBER = _words(_BEFORE_NAMES), _words(_BEFORE_NUMBERS)
 """Titles, and what is a word only before a number: "my app." and the answer "No." do not count."""
 _WORDS = _BEFORE_NAME | _BEFORE_NUMBER | _words(_ELSEWHERE)
-_ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl.", "govt."))
+_ENDS = frozenset(("etc.", "dept.", "est.", "jr.", "sr.", "y.o.", "appt.", "fl.", "govt.", "p.a.", "p.w.", "p.c.m."))
 """Their full stop is that of the sentence too if nothing or a capital follows."""
 _ANY = "|".join(re.escape(written).replace(r"\ ", " ") for written in sorted(_WORDS, key=len, reverse=True))
 _NUMBER = re.compile(
@@ -54,6 +56,11 @@ _NUMBER = re.compile(
 )
 _LIMITED = re.compile(r"\s(?:of|order|stay|spend|purchase|payment|balance|age|deposit|weight|speed|height)\b")
 """Behind "max." and "min."."""
+_TAXED = re.compile(
+    r"\s(?:VAT|GST|HST|(?:sales )?tax(?:es)?|bills?|breakfast|delivery|postage|shipping|p ?& ?p|fees?|service|parts|"
+    r"labou?r)\b"
+)
+"""Behind "inc." that is no company."""
 _STREETS = {
     "St": "Street", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard", "Ln": "Lane", "Dr": "Drive", "Pkwy": "Parkway",
     "Ct": "Court", "Pl": "Place", "Fl": "floor",
@@ -107,6 +114,10 @@ def _say_word(shape: Shape) -> str | None:
         return None
     is_title = re.match(r"\s(?:(?:&|and)\s)?[A-Z]", shape.right) and (lower[-1] == "." or written.istitle())
     if lower in _BEFORE_NAME and not is_title:
+        return None
+    if lower in ("inc.", "inc", "exc.") and (written[0] == "I" or not _TAXED.match(shape.right)):
+        return None
+    if lower in ("p.a.", "p.w.", "p.c.m.") and not re.search(r"(?:[0-9%km]|percent|million)\s?$", shape.left):
         return None
     if lower == "wk" and not re.match(r"\s(?:of|ending|beginning|commencing)\b", shape.right):
         return None
