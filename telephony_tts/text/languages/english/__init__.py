@@ -24,6 +24,9 @@ def _say_amount(shape: Shape) -> str | None:
         shape.unit = unit = None
     if len(number.replace(",", "").partition(".")[0]) > 1 and number[0] == "0" and number.isdigit():
         return sign + en.digits(number)
+    time = dates.say_dotted_time(shape)
+    if time:
+        return time
     whole, point, decimals = number.partition(".")
     if point and len(whole) > 3 and whole.isdigit() and names_code(shape):
         return f"{en.digits(whole)} point {en.digits(decimals)}"

@@ -297,6 +297,22 @@ def say_clock(shape: Shape) -> str | None:
     return _clock(int(hour), int(minute), second, "") if int(hour) <= 24 else None
 
 
+_OPENS = re.compile(
+    r"\b(?:arrives?|be (?:here|there)|departs?|leaves?|(?:we|shop|store|office|clinic|surgery|branch|library|doors)"
+    r"(?: is| are)? (?:opens?|closes?))(?: us| again)?(?: on [A-Z][a-z]+)?"
+    r"(?: (?:at|by|before|after|from|until|till)| from [0-9]{1,2}\.[0-9]{2} (?:to|until|till))\s$",
+    re.IGNORECASE,
+)
+
+
+def say_dotted_time(shape: Shape) -> str | None:
+    """ "We open at 9.30", "arrive by 5.15": so a British shop writes it."""
+    if shape.unit is not None or not re.fullmatch(r"(?:1[0-2]|[1-9])\.[0-5][05]", shape.written):
+        return None
+    hour, minute = map(int, shape.groups)
+    return _clock(hour, minute, "", "") if _OPENS.search(shape.left) else None
+
+
 def say_time_range(shape: Shape) -> str:
     """ "9-5pm", "9-11:30 am": only the second number shows that the first is a time."""
     found = shape.found
