@@ -109,6 +109,7 @@ class Platform(Telephone):
         self.subprotocol = None
         self.max_unsent_bytes = 0
         self.request = Request("/", Headers())
+        self.target = "/"
         self.log = logs.get(__name__).bind(call=call.id)
         self._leg = _LEGS[name](cast(Any, self))
 

@@ -212,13 +212,16 @@ def voice_service(config: Config, catalog: Catalog, shared: Mapping[str, str] = 
     """What adds and removes voices while the server runs (`http_api.voices.Voices`): of an engine here, else at engine
     servers; None without either. `shared`: see `build_catalog`."""
     bare = [engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines]
-    bare.sort(key=lambda engine: plugin_of(engine.name, config.engines).is_elsewhere)
+    elsewhere = {name for plugin in PLUGINS if plugin.is_elsewhere for name in plugin.names(plugin.own(config.engines))}
+    bare.sort(key=lambda engine: engine.name in elsewhere)
     found = (engine_voices(config, engine, is_shared=engine.name in shared) for engine in bare)
     return next((service for service in found if service is not None), None)
 
 
 def engine_voices(config: Config, engine: Engine, *, is_shared: bool = False) -> Any:
     """What adds and removes the voices of an engine; None if it cannot. `is_shared`: see `EnginePlugin`."""
+    if engine.name not in config.engines.names:
+        return None  # an engine that a program of its own brings, such as a benchmark
     plugin = plugin_of(engine.name, config.engines)
     return plugin.voice_service(setup_of(config, engine.name), engine, is_shared=is_shared)
 

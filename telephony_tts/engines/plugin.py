@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a plugin is imported also by commands that speak nothing
 
 Settings = TypeVar("Settings")
 Finding = tuple[str, str, str] | tuple[str, str, str, bool]
-"""A line of `doctor`: the state (ok, missing, broken or warning), the part, the detail, and whether a server needs it."""
+"""A line of `doctor`: the state (ok, missing, broken or warning), the part, the detail, and whether it is needed."""
 Run = Callable[[argparse.Namespace], int]
 AddCommand = Callable[[str, str, str, Run], argparse.ArgumentParser]
 """Adds a command by its name, description, examples and function."""
@@ -128,8 +128,9 @@ class BenchSubject(Protocol):
 class EnginePlugin(Generic[Settings]):
     """See the module text. An engine needs `name`, `settings` and `build`; for the rest it says what differs from here.
 
-    `settings` is the class of its section `engines.NAME` (`runtime.schema` reads it). `rank`: lower first, in messages and
-    where several engines have a language. `modules` must be importable for it to count as installed; `extra` has them.
+    `settings` is the class of its section `engines.NAME` (`runtime.schema` reads it). `rank`: lower first, in messages
+    and where several engines have a language. `modules` must be importable for it to count as installed; `extra` has
+    them.
     `packages` are lines of `doctor`. `paths`: those of its settings that are files or folders, with * for every name in
     a mapping; relative ones are beside the configuration file. `files`: those of `paths` that must be readable.
     """

@@ -20,10 +20,11 @@ from twilio_peer import calling
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from telephony_tts.doors.dashscope.door import DOOR
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake.engine import render
 from telephony_tts.session.settings import CallLimits
-from telephony_tts.transport import vendor_leg
+from telephony_tts.transport.door import Doors
 
 pytestmark = pytest.mark.timed
 
@@ -357,14 +358,13 @@ def test_an_engine_that_fails_fails_the_task() -> None:
 
 
 @pytest.mark.parametrize(("ours_s", "vendors_s"), [(1, 23), (30, 1), (0, 1)])
-def test_a_task_that_gets_nothing_for_too_long_fails_after_its_audio(
-    ours_s: int, vendors_s: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (vendor,) = (vendor for vendor in vendor_leg.VENDORS if vendor.name == "dashscope")
-    monkeypatch.setattr(vendor_leg, "VENDORS", (replace(vendor, turn_idle_s=vendors_s),))
+def test_a_task_that_gets_nothing_for_too_long_fails_after_its_audio(ours_s: int, vendors_s: int) -> None:
+    (vendor,) = DOOR.bots
+    ways = Doors([replace(DOOR, bots=(replace(vendor, turn_idle_s=vendors_s),))])
+    speech = speech_settings(limits=CallLimits(turn_idle_s=ours_s))
 
     async def main() -> None:
-        async with serving(speech=speech_settings(limits=CallLimits(turn_idle_s=ours_s))) as rig, client(rig) as bot:
+        async with serving(speech=speech, doors=ways) as rig, client(rig) as bot:
             await bot.run("a")
             await bot.say("a", "Hello.")
             await bot.run("b")

@@ -101,6 +101,7 @@ def _genesys(call: str) -> list[dict[str, Any] | str]:
     return [{**opened, "parameters": about}]
 
 
+TRACKS = [{"name": "inbound", "mediaFormat": {"encoding": "PCMU", "sampleRate": 8000}}]
 MEDIA: dict[str, Callable[[str], list[dict[str, Any] | str]]] = {
     "native": lambda call: [{"type": "start", "codec": "ulaw", "rate_hz": 8000, "call": call}],
     "twilio": _twilio,
@@ -113,6 +114,9 @@ MEDIA: dict[str, Callable[[str], list[dict[str, Any] | str]]] = {
     "vonage": lambda call: [{"event": "websocket:connected", "content-type": "audio/l16;rate=8000", "call": call}],
     "genesys": _genesys,
     "jambonz": lambda call: [{"callSid": call, "sampleRate": 8000, "from": "+1", "to": "+2"}],
+    "bandwidth": lambda call: [
+        {"eventType": "start", "metadata": {"callId": call, "streamId": "s1", "tracks": TRACKS}}
+    ],
 }
 """The first messages of each media door. Twilio's signature lets a leg in without a key; see `media_leg`."""
 
