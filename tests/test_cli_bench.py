@@ -409,7 +409,7 @@ def test_a_script_gets_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scripts_need_a_source_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
+    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli" / "bench.py"))
     with pytest.raises(ConfigError, match="source checkout"):
         cli_bench._script(cli_args(["bench", "capacity"]))
 

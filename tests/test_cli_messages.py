@@ -222,7 +222,7 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
 def test_an_installed_package_names_no_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
+    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli" / "bench.py"))
     with pytest.raises(SystemExit):
         main(["bench", "isolation"])
     assert "another script of the source checkout: .venv/bin/python benchmarks/NAME.py" in capsys.readouterr().err

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from linked_package import PACKAGE, linked_package
 
 from telephony_tts.audio.wav import read_wav
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "telephony_tts"
 ENGINES = PACKAGE / "engines"
 FOLDERS = sorted(path.parent.name for path in ENGINES.glob("*/plugin.py"))
 SHARED = "remote"
@@ -27,7 +27,7 @@ import pkgutil, telephony_tts
 from telephony_tts.app.plugins import PLUGINS
 print(telephony_tts.__file__, *(each.name for each in PLUGINS))
 for found in pkgutil.walk_packages(telephony_tts.__path__, "telephony_tts."):
-    inside = found.name.startswith("telephony_tts.engines.") and not found.name.endswith((".plugin", ".commands"))
+    inside = found.name.startswith("telephony_tts.engines.") and not found.name.endswith((".plugin", "commands"))
     if not inside and not found.name.endswith("__main__"):
         __import__(found.name)
 """
@@ -89,12 +89,7 @@ def test_the_rule_itself(path: str, module: str, may: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [name for name in FOLDERS if name != SHARED])
 def test_a_server_without_an_engines_folder_speaks_with_another_one(removed: str, tmp_path: Path) -> None:
-    package = tmp_path / "telephony_tts"
-    (package / "engines").mkdir(parents=True)
-    for folder, copy in ((PACKAGE, package), (ENGINES, package / "engines")):
-        for path in folder.iterdir():
-            if path.name not in ("engines", "__pycache__", removed if folder == ENGINES else ""):
-                (copy / path.name).symlink_to(path)
+    package = linked_package(tmp_path, "engines", removed)
 
     def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config
 from telephony_tts.app.engines import voice_folders
 from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.daemon_pool import DaemonPool
-
-if TYPE_CHECKING:
-    pass
 
 _log = logs.get(__name__)
 

@@ -71,7 +71,7 @@ def build_catalog(
 
 
 def routes_of(config: Config) -> dict[str, str]:
-    """The routes of the configuration. Those that nobody has set are for the default engines that lack the language;
+    """The routes of the configuration. The default ones are for the default engines that lack the language;
     without kokoro espeak speaks Mandarin, if it is there."""
     engines = config.engines
     if engines.routes != DEFAULT_ROUTES:
@@ -148,7 +148,7 @@ def _wanted(config: Config) -> list[str]:
 
 
 def _named_engines(config: Config) -> set[str]:
-    """The engines that the configuration names, but for the routes that nobody has set."""
+    """The engines that the configuration names, but for the default routes."""
     engines, voice = config.engines, config.speech.voice or ""
     routes = {} if engines.routes == DEFAULT_ROUTES else engines.routes
     return {engines.default, *engines.fallback, *routes.values(), voice.partition("/")[0]}

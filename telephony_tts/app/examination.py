@@ -7,14 +7,11 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from telephony_tts.app.config import Config
 from telephony_tts.runtime import logs
 from telephony_tts.runtime.errors import EngineError
-
-if TYPE_CHECKING:
-    pass
 
 _log = logs.get(__name__)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from telephony_tts.runtime import event_loop, logs
 from telephony_tts.runtime.daemon_pool import DaemonPool
-
-if TYPE_CHECKING:
-    pass
 
 _log = logs.get(__name__)
 

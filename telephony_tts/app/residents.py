@@ -1,6 +1,6 @@
 """The doors and the engines that are there: each is a folder with a record, or an entry point of another package.
 
-Only this room finds them. Everybody else is given their records, so a folder that is taken away is missed by nobody.
+Only this room finds them. The other rooms are given their records, so the rest works without any of these folders.
 """
 
 from __future__ import annotations

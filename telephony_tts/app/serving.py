@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from telephony_tts.app.config import Config, doubtful_settings
 from telephony_tts.app.disks import watch_disks
@@ -35,11 +35,7 @@ from telephony_tts.runtime.errors import AudioError, ConfigError
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
-if TYPE_CHECKING:
-    pass
-
 _log = logs.get(__name__)
-
 
 
 @dataclass(frozen=True, slots=True)

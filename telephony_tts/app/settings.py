@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from telephony_tts.app.config import Config, doors, lexicon_names
 from telephony_tts.app.engines import voice_records
@@ -29,9 +28,6 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.door import Doors
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.sound_store import SoundStore
-
-if TYPE_CHECKING:
-    pass
 
 _SOUND_WAIT_SHARE = 0.8
 """A sound that is late is left out. The wait must end before `engines.timeout_s`, which would end the turn."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
 
 from telephony_tts.ops.certificate import expires_s
 from telephony_tts.runtime import logs, metrics
 from telephony_tts.runtime.errors import ConfigError
 from telephony_tts.transport.settings import TlsFiles
-
-if TYPE_CHECKING:
-    pass
 
 _log = logs.get(__name__)
 

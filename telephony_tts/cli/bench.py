@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.cli.settings import config_flags, overrides
+from telephony_tts.engines.plugin import adder
 from telephony_tts.runtime import event_loop
 from telephony_tts.runtime.errors import ConfigError, EngineError
 
@@ -77,12 +78,11 @@ def add_bench(command: AddCommand) -> None:
     parser.usage = USAGE
     names = parser.add_subparsers(title="benchmarks", metavar="NAME", required=True, prog="telephony-tts bench")
 
+    add = adder(names)
+
     def benchmark(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
-        sub = names.add_parser(
-            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        sub.set_defaults(run=run, name=name)
+        sub = add(name, help_text, examples, run)
+        sub.set_defaults(name=name)
         return sub
 
     if (subject := _subject()) is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from telephony_tts.cli.engine_status import add_status
 from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.plugin import AddCommand
 
 if TYPE_CHECKING:
     from telephony_tts.app.config import Config
@@ -27,10 +27,9 @@ SIGTERM drains it: what it speaks is finished, for up to server.drain_s, and new
 """
 DEFAULT_ADDRESS = "127.0.0.1:8090"
 
-Command = Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 
 
-def add_engine(command: Command) -> None:
+def add_engine(command: AddCommand) -> None:
     """The command `engine serve`."""
     parser = command("engine", "serve an engine to other processes or machines", EXAMPLES, _serve)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

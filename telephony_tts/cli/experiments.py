@@ -6,11 +6,11 @@ import argparse
 import json
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.plugin import AddCommand
 from telephony_tts.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,11 +29,9 @@ KEY_EXAMPLES = """examples:
   telephony-tts keys check --config server.yaml
 """
 
-Run = Callable[[argparse.Namespace], int]
-Command = Callable[[str, str, str, Run], argparse.ArgumentParser]
 
 
-def add_experiments(command: Command) -> None:
+def add_experiments(command: AddCommand) -> None:
     """The commands `experiments` and `keys` with their actions."""
     parser = command(
         "experiments", "check the experiments, tell a call's arm, compare the arms", EXPERIMENT_EXAMPLES, _check

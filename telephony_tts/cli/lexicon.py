@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.plugin import AddCommand
 from telephony_tts.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,10 +21,9 @@ EXAMPLES = """examples:
   telephony-tts say "Ask about SQL." out.wav --lexicon brands.yaml      to hear it
 """
 
-Command = Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 
 
-def add_lexicon(command: Command) -> None:
+def add_lexicon(command: AddCommand) -> None:
     """The commands `lexicon check` and `lexicon say`."""
     parser = command("lexicon", "check lexicon files, and show how a text is read with them", EXAMPLES, _check)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

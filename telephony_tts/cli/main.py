@@ -25,7 +25,7 @@ from telephony_tts.cli import replay as cli_replay
 from telephony_tts.cli import say as cli_say
 from telephony_tts.cli import voices as cli_voices
 from telephony_tts.cli.settings import config_flags, load, overrides
-from telephony_tts.engines.plugin import CommandLine
+from telephony_tts.engines.plugin import CommandLine, adder
 from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 if TYPE_CHECKING:
@@ -117,15 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"telephony-tts {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(
-        name: str, help_text: str, examples: str, run: Callable[[argparse.Namespace], int]
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.set_defaults(run=run)
-        return sub
+    command = adder(commands)
 
     serve = command("serve", "run the server", _SERVE_EXAMPLES, _serve)
     config_flags(serve)

@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telephony_tts.cli.settings import config_flags, load
+from telephony_tts.engines.plugin import AddCommand
 from telephony_tts.runtime.errors import ConfigError, TelephonyTTSError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FLAGS = {
 
 
 def add_phrases(
-    command: Callable[[str, str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser],
+    command: AddCommand,
 ) -> None:
     """Add `phrases` and its actions."""
     phrases = command("phrases", "keep the audio of what is said often", EXAMPLES, _stats)

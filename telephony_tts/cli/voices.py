@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from telephony_tts.app.plugins import PLUGINS
 from telephony_tts.cli.settings import config_flags, load
-from telephony_tts.engines.plugin import AddCommand, Run
+from telephony_tts.engines.plugin import AddCommand, adder
 
 EXAMPLES = """examples:
   telephony-tts voices                                      every voice of every engine
@@ -28,13 +28,7 @@ def add_voices(command: AddCommand) -> AddCommand:
     parser = command("voices", "list voices, add one from a recording, remove or import them", EXAMPLES, _list)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
-        sub = actions.add_parser(
-            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        sub.set_defaults(run=run)
-        return sub
+    action = adder(actions)
 
     listing = action("list", "list the voices of the installed engines (also without ACTION)", EXAMPLES, _list)
     listing.add_argument("--json", action="store_true", help="as JSON")

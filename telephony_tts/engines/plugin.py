@@ -2,13 +2,14 @@
 
 Each folder of an engine has a `plugin.py` with one `EnginePlugin`, PLUGIN. An engine of another package is an entry
 point of the group `telephony_tts.engines` (CONTRIBUTING.md). Nothing outside the folder imports anything else of it.
-Every command imports all plugins, so a plugin imports its engine only when it is asked for it.
+Every command imports all plugins, so a plugin imports its engine only when the engine is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +26,20 @@ Finding = tuple[str, str, str] | tuple[str, str, str, bool]
 Run = Callable[[argparse.Namespace], int]
 AddCommand = Callable[[str, str, str, Run], argparse.ArgumentParser]
 """Adds a command by its name, description, examples and function."""
+
+
+def adder(parsers: Any) -> AddCommand:
+    """What adds commands to `parsers`, the result of `ArgumentParser.add_subparsers`, each in the same form."""
+
+    def add(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = parsers.add_parser(
+            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        parser.set_defaults(run=run)
+        return parser
+
+    return add
 
 
 class Package(NamedTuple):
@@ -45,7 +60,7 @@ class Flag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineTimeouts:
-    """The settings of these names in the section `engines`."""
+    """The settings with these names in the section `engines`."""
 
     timeout_s: float = 30.0
     stall_s: float = 5.0
@@ -125,12 +140,12 @@ class BenchSubject(Protocol):
         """The text of each turn; None for sentences of about --seconds."""
 
 
-class EnginePlugin(Generic[Settings]):
+class EnginePlugin(ABC, Generic[Settings]):
     """See the module text. An engine needs `name`, `settings` and `build`; for the rest it says what differs from here.
 
     `settings` is the class of its section `engines.NAME` (`runtime.schema` reads it). `rank`: lower first, in messages
-    and where several engines have a language. `modules` must be importable for it to count as installed; `extra` has
-    them.
+    and where several engines have a language. `modules` must be importable for it to count as installed; `extra`
+    brings them.
     `packages` are lines of `doctor`. `paths`: those of its settings that are files or folders, with * for every name in
     a mapping; relative ones are beside the configuration file. `files`: those of `paths` that must be readable.
     """
@@ -191,11 +206,12 @@ class EnginePlugin(Generic[Settings]):
         return setup.is_named
 
     def need_packages(self, setup: Setup[Settings]) -> None:
-        """Raises EngineUnavailable, with the command that brings what is missing. `build` does it too."""
+        """Raises EngineUnavailable, with the command that brings what is missing. Asked of an engine that
+        `is_shared_by_fronts`, before its process starts. `build` raises it too."""
 
+    @abstractmethod
     def build(self, setup: Setup[Settings]) -> Engine:
         """The engine, not started. Raises ConfigError and EngineUnavailable."""
-        raise NotImplementedError
 
     def absent(self, setup: Setup[Settings], *, runs: bool) -> Iterator[AbsentEngine]:
         """What it could speak and does not, for refusals that say what would help. `runs`: whether it runs here."""
@@ -221,8 +237,8 @@ class EnginePlugin(Generic[Settings]):
         return None
 
     def voice_records(self, own: Settings) -> Any:
-        """Whose the voices are (`engines.cosyvoice2.voices.voice_records`); None if they belong to all. At most one
-        engine of a configuration has records."""
+        """Whose the voices are (`transport.call_catalog.VoiceOwners`); None if they belong to all. At most one engine
+        of a configuration has records."""
         return None
 
     def control_tokens(self, own: Settings) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -16,8 +17,9 @@ Loaded = TypeVar("Loaded")
 """What an engine speaks with, loaded once."""
 
 
-class ThreadedEngine(Generic[Loaded]):
-    """An engine without its voice. It says how to load, which texts it speaks, and the work that speaks one."""
+class ThreadedEngine(ABC, Generic[Loaded]):
+    """What engines with threads share. A subclass says how to load, which texts it speaks, and the work that speaks
+    one."""
 
     name: str
     package: str
@@ -32,21 +34,21 @@ class ThreadedEngine(Generic[Loaded]):
         self._pool: WorkerPool | None = None
         self._loading: asyncio.Task[Loaded] | None = None
 
+    @abstractmethod
     def load(self) -> Iterator[Loaded]:
         """Yield once, on a thread, what the engine speaks with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unavailable(self, failure: Exception) -> EngineUnavailable:
         """Why the load failed, and what to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, utterance: Utterance) -> None:
         """Raise UnknownVoice, UnsupportedText or EngineUnavailable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self, loaded: Loaded, utterance: Utterance) -> tuple[Work[Chunk], Callable[[], None]]:
         """What speaks the utterance on a thread, and what ends it at once."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         if self._pool is not None:

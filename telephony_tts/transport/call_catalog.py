@@ -13,7 +13,7 @@ from telephony_tts.ops.keys.key import NO_KEY, Key
 
 
 class VoiceOwners(Protocol):
-    """Knows which voices belong to a key: `engines.cosyvoice2.voices.voice_records.VoiceRecords`."""
+    """Knows which voices belong to a key. An engine that makes voices has one."""
 
     def owner(self, voice: Voice) -> str | None:
         """The name of the key that the voice belongs to. None if it belongs to all. Takes microseconds."""

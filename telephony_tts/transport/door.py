@@ -1,7 +1,7 @@
 """A door: all that one platform or vendor needs to be served here. Each is a folder of `doors` with a record.
 
 The transport, the HTTP interface, the configuration and the metrics read the records. None of them knows a door by its
-name, so a new one is a new folder, and one that is taken away is missed by nobody.
+name, so a new one is a new folder, and the server works without any one of them.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from forked_process import ForkServer, fork_server
+from linked_package import linked_package
 from rig import correlation, decoded, greeted, rendering, run
 
 import telephony_tts
@@ -69,18 +70,6 @@ sys.exit(main())
 def forks() -> Iterator[ForkServer]:
     with fork_server(*OF_OTHERS) as forks:
         yield forks
-
-
-def links_without(folder: Path, name: str | None) -> Path:
-    """A copy of the package in `folder`, without the door `name`. Linked folders keep their compiled modules."""
-    copy = folder / "telephony_tts"
-    for original in (PACKAGE, PACKAGE / "doors"):
-        into = copy / original.relative_to(PACKAGE)
-        into.mkdir()
-        for each in original.iterdir():
-            if each.name not in (name, "doors", "__pycache__"):
-                (into / each.name).symlink_to(each)
-    return copy
 
 
 @contextmanager
@@ -191,7 +180,7 @@ def test_no_other_room_names_a_carrier_or_a_vendor() -> None:
 def test_without_one_door_the_others_import_start_and_speak(
     forks: ForkServer, tmp_path: Path, name: str | None
 ) -> None:
-    copy = links_without(tmp_path, name)
+    copy = linked_package(tmp_path, "doors", name)
     log = tmp_path / "log"
     with serving_copy(forks, tmp_path, log) as port:
         run(lambda: speak_a_turn(port))

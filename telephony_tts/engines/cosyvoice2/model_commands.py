@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from telephony_tts.engines.plugin import CommandLine, Run
+from telephony_tts.engines.plugin import CommandLine, adder
 from telephony_tts.runtime.errors import ConfigError, how_to_get, shell_command
 
 MODELS_EXAMPLES = """examples:
@@ -58,13 +58,7 @@ def add_models(line: CommandLine) -> None:
     parser = line.command("models", about, MODELS_EXAMPLES, _check)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
-        sub = actions.add_parser(
-            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        sub.set_defaults(run=run)
-        return sub
+    action = adder(actions)
 
     pulling = action("pull", "fetch a model from a hub, or continue to fetch it, and check it", _PULL_EXAMPLES, _pull)
     checking = action("check", "check whether a model directory is complete and compatible", _CHECK_EXAMPLES, _check)

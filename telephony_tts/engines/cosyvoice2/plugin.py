@@ -53,7 +53,7 @@ class _CosyVoice2(EnginePlugin[CosyVoice2Settings]):
     def build(self, setup: Setup[CosyVoice2Settings]) -> CosyVoice2Engine:
         own, timeouts = setup.settings, setup.timeouts
         assert own.model is not None
-        need_torch(own.model)
+        self.need_packages(setup)
         from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
         from telephony_tts.engines.cosyvoice2.settings import Timeouts
 

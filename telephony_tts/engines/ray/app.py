@@ -30,8 +30,6 @@ from telephony_tts.runtime.clock import monotonic_ns
 _log = logs.get(__name__)
 
 DEPLOYMENT = "EngineReplica"
-UNHEALTHY_AFTER = 3
-"""Serve replaces a replica after so many failed checks in a row."""
 ANSWER_S = 5.0
 """The directory answers within this time, or is looked for again."""
 

@@ -35,13 +35,10 @@ class _Ray(EnginePlugin[RaySettings]):
     def is_wanted(self, setup: Setup[RaySettings]) -> bool:
         return setup.settings.address is not None
 
-    def need_packages(self, setup: Setup[RaySettings]) -> None:
-        need_grpc()
-        need_ray()
-
     def build(self, setup: Setup[RaySettings]) -> RayEngine:
         """The front itself imports no Ray: the process that watches the replicas does."""
-        self.need_packages(setup)
+        need_grpc()
+        need_ray()
         from telephony_tts.engines.ray.engine import RayEngine
 
         own = setup.settings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts.engines.plugin import EnginePlugin, Package, Setup
-from telephony_tts.engines.remote import connect, need_grpc, remote_voices
+from telephony_tts.engines.remote import connect, remote_voices
 from telephony_tts.engines.remote.settings import RemoteSettings
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ class _Remote(EnginePlugin[RemoteSettings]):
 
     def is_wanted(self, setup: Setup[RemoteSettings]) -> bool:
         return setup.settings.target is not None
-
-    def need_packages(self, setup: Setup[RemoteSettings]) -> None:
-        need_grpc()
 
     def build(self, setup: Setup[RemoteSettings]) -> RemoteEngine:
         return connect(self.name, setup.settings.targets, setup.settings, setup.timeouts)

@@ -44,7 +44,7 @@ _POWER = re.compile(r"(?:\^-?[0-9]{1,3}(?![0-9])|(?!¹(?![⁰¹²³⁴-⁹]))⁻
 _TYPED = re.compile(
     r"(?:密码|用户名|登录名|WiFi|Wi-Fi|无线(?:网络)?|热点|SSID|文件名?|主机名?|域名|微信号?)(?:名称?)?[为是叫:：\s\"“‘「『]{0,3}[A-Za-z0-9_-]{0,30}$"
 )
-"""What somebody types: no dash of it may be left out."""
+"""What the listener types. No dash of it may be left out."""
 _SECRET = re.compile(
     r"(?:密码|口令|激活码|兑换码|序列号|密钥|用户名|登录名|账号|Wi-?Fi名称?|SSID|(?:密码|口令)[^。]{0,12}(?:[例比]?如|[改设][成为]))[为是:：\s\"“‘「『]{0,4}$"
 )
